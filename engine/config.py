@@ -1,0 +1,60 @@
+"""EngineConfig: every setting of one engine, with its default. Torch-free."""
+
+import msgspec
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's settings.
+
+    Raises:
+        ValueError: on construction, naming every setting at fault.
+    """
+
+    model: str  # a local Hugging Face folder
+    adapter_store: str  # folder of the engine's own copies of adapters, by digest
+    dtype: str = "auto"  # auto: the checkpoint's, and bfloat16 where that says float16 on a CPU
+    device: str = "auto"  # auto: cuda where there is one
+    max_model_len: int | None = None  # None: what the model's config says
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024  # token budget of one step
+    kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
+    block_size: int = 16
+    max_adapter_slots: int = 16
+    adapter_wait: float = (
+        2.0  # seconds a waiting adapter yields to resident ones, then a slot is drained for it
+    )
+    seed: int = 0
+    num_threads: int | None = None  # None: torch's choice
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} must be at least {low}, got {value}"
+            for name, low in _MINIMA
+            if (value := getattr(self, name)) is not None and value < low
+        ]
+        if self.dtype not in DTYPES:
+            faults.append(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.device not in DEVICES:
+            faults.append(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            faults.append(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}), or a running sequence would get no token in a step"
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+_MINIMA = (
+    ("max_model_len", 2),
+    ("max_num_seqs", 1),
+    ("max_num_batched_tokens", 1),
+    ("kv_cache_memory", 1),
+    ("block_size", 1),
+    ("max_adapter_slots", 1),
+    ("adapter_wait", 0.0),
+    ("num_threads", 1),
+)

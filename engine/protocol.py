@@ -1,0 +1,202 @@
+"""The wire between a client and an engine: every message, and nothing else. Torch-free.
+
+Commands go to the engine, events come back. Each accepted `GenerateRequest` ends in exactly one
+final event: one `TokenEvent` per choice with a `finish_reason`, or one `RequestFailed` for the whole request.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of sequence, a stop string or a stop token
+    LENGTH = "length"  # max_tokens, or the end of the context
+    ABORT = "abort"  # the caller asked for it
+
+
+class FailureCode(StrEnum):
+    """Why a request or a registration failed; the platform maps each to one HTTP status."""
+
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    ADAPTER_NOT_FOUND = "adapter_not_found"
+    ADAPTER_REJECTED = "adapter_rejected"
+    ADAPTER_UNAVAILABLE = "adapter_unavailable"
+    ENGINE_UNAVAILABLE = "engine_unavailable"
+    INTERNAL = "internal"
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """One alternative at one position: the model's own log-probability, before any sampling change."""
+
+    token_id: int
+    logprob: float
+    text: str  # what this token alone decodes to
+    bytes: list[int]  # its UTF-8 bytes, where the tokenizer tells them
+    rank: int  # 1 is the most likely token
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True):
+    chosen: TokenLogprob
+    top: list[TokenLogprob]  # most likely first; as many as were asked for
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # prompt tokens whose KV came from the prefix cache at first admission
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    request_id: str
+    tenant: str  # whose request; set by the server, never by the caller
+    namespace: str  # whose KV blocks it may share; set by the server, never by the caller
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    adapter: AdapterRef | None = None  # None: the base model
+    priority: int = 0  # lower runs first
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_adapter"):
+    """Reads, checks and keeps a PEFT folder. Answered by `AdapterRegistered` or `RequestFailed`."""
+
+    request_id: str
+    tenant: str
+    adapter_id: str  # a server-made id; a display name never reaches the engine
+    path: str
+    allow_base_mismatch: bool = False  # accept an adapter trained on a base of another name
+
+
+class UnregisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unregister_adapter"):
+    """Answered by `AdapterUnregistered` once no sequence uses the adapter any more."""
+
+    request_id: str
+    adapter: AdapterRef
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+Command = GenerateRequest | AbortRequest | RegisterAdapter | UnregisterAdapter | GetStats | Shutdown
+
+
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
+    request_id: str
+    index: int  # which of the n choices
+    token_ids: list[int]
+    text: str  # whole characters only; may be empty while a character or a stop string is open
+    logprobs: list[PositionLogprobs] | None = None  # one per token id
+    prompt_logprobs: list[PositionLogprobs | None] | None = None  # on the first event; [0] is None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
+    usage: Usage | None = None  # this choice's, on the event with a finish_reason
+
+
+class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    request_id: str
+    code: FailureCode
+    message: str  # safe to show to a tenant: no path, no trace
+    param: str | None = None
+    faults: list[str] = []
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    ref: AdapterRef
+    rank: int  # the largest in it
+    target_modules: list[str]
+    num_modules: int
+    num_bytes: int
+    activation: str  # "always"; "invocation": from the last occurrence of its invocation tokens on
+    base_model: str = ""  # what its config says that it was trained on
+    base_mismatch: bool = False  # that is another name than the served model's, and was accepted
+
+
+class AdapterRegistered(msgspec.Struct, frozen=True, tag="adapter_registered"):
+    request_id: str
+    info: AdapterInfo
+
+
+class AdapterUnregistered(msgspec.Struct, frozen=True, tag="adapter_unregistered"):
+    request_id: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Gauges are values now, counters run from the engine's start. Times in seconds."""
+
+    request_id: str = ""
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0  # KV blocks in all, the null block apart
+    num_free_blocks: int = 0  # cached content included
+    num_cached_blocks: int = 0  # free blocks that still hold a prefix
+    allocated_slots: int = 0  # token slots in blocks that sequences hold
+    used_slots: int = 0  # of these, holding a token
+    block_size: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # in tokens
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    copied_blocks: int = 0  # copy-on-write
+    peak_waste: float = (
+        0.0  # largest (allocated - used) / allocated, over steps with 8 blocks or more
+    )
+    mean_waste: float = 0.0
+    adapters_registered: int = 0
+    adapters_resident: int = 0  # in a slot
+    adapter_slots: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    adapter_references: int = 0  # sequences that hold a slot
+
+
+class StartProgress(msgspec.Struct, frozen=True, tag="start_progress"):
+    """How far the engine's start is; sent until `EngineInfo` is."""
+
+    stage: str  # for example "Loading weights"
+    completed: int
+    total: int
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Sent once, when the engine can serve."""
+
+    model: str  # architecture
+    model_revision: str  # digest of the checkpoint
+    tokenizer_path: str  # a folder with tokenizer.json
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    num_blocks: int
+    block_size: int
+    device: str
+    dtype: str
+    pid: int
+
+
+Event = (
+    TokenEvent
+    | RequestFailed
+    | AdapterRegistered
+    | AdapterUnregistered
+    | EngineStats
+    | StartProgress
+    | EngineInfo
+)

@@ -1,0 +1,115 @@
+"""What a caller may ask of the sampler. Torch-free: the platform builds it, the engine obeys it."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_CHOICES = 128
+MAX_SEED = 2**63 - 1
+
+
+class InvalidSamplingParams(ValueError):
+    """Carries every fault at once: pairs of (parameter name, message)."""
+
+    def __init__(self, faults: list[tuple[str, str]]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(message for _, message in faults))
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are chosen. An invalid value cannot exist.
+
+    Raises:
+        InvalidSamplingParams: on construction, naming every parameter at fault.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None  # None: as many as the context holds
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    frequency_penalty: float = 0.0  # over output
+    presence_penalty: float = 0.0  # over output
+    seed: int | None = None
+    logit_bias: dict[int, float] | None = None  # token id -> added to its logit
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None  # how many alternatives; 0: only the chosen token's
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if faults := list(self._faults()):
+            raise InvalidSamplingParams(faults)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                yield name, f"{name} must be between {low} and {high}, got {value}"
+        if not 0.0 < self.top_p <= 1.0:
+            yield "top_p", f"top_p must be above 0 and at most 1, got {self.top_p}"
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
+            yield (
+                "repetition_penalty",
+                f"repetition_penalty must be a finite number above 0, got {self.repetition_penalty}",
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            yield (
+                "min_tokens",
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
+            )
+        yield from self._stop_faults()
+        yield from self._bias_faults()
+
+    def _stop_faults(self) -> Iterator[tuple[str, str]]:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            yield "stop", f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}"
+        if any(not 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
+            yield "stop", f"each stop string must have 1 to {MAX_STOP_LENGTH} characters"
+        if any(token < 0 for token in self.stop_token_ids):
+            yield "stop_token_ids", "stop_token_ids must not be negative"
+
+    def _bias_faults(self) -> Iterator[tuple[str, str]]:
+        for token, bias in (self.logit_bias or {}).items():
+            if token < 0 or not (math.isfinite(bias) and -100.0 <= bias <= 100.0):
+                yield (
+                    "logit_bias",
+                    f"logit_bias maps token ids to numbers between -100 and 100, got {token}: {bias}",
+                )
+
+
+_RANGES = (
+    ("n", 1, MAX_CHOICES),
+    ("max_tokens", 1, math.inf),
+    ("min_tokens", 0, math.inf),
+    ("temperature", 0.0, 2.0),
+    ("top_k", -1, math.inf),
+    ("min_p", 0.0, 1.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("seed", -MAX_SEED - 1, MAX_SEED),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
