@@ -1,0 +1,75 @@
+"""What can go wrong at the engine's door. Torch-free.
+
+    EngineError
+    ├── StartRefused           the engine cannot start as configured; a restart would not help
+    │   ├── ConfigRefused      a setting does not fit the model or the machine; shows the arithmetic
+    │   └── UnsupportedModel   the folder holds no checkpoint that this engine can serve
+    ├── RequestRejected        one request or registration cannot be done; the engine goes on
+    ├── PromptRejected         messages that the chat template cannot render
+    └── EngineUnavailable      the engine is starting, restarting or gone
+
+Messages of `RequestRejected` and `PromptRejected` reach a tenant: no path, no trace.
+"""
+
+from loraplex.engine.protocol import FailureCode, RequestFailed
+
+
+class EngineError(Exception):
+    """The root of the tree."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+        super().__init__(message)
+
+
+class StartRefused(EngineError):
+    pass
+
+
+class ConfigRefused(StartRefused):
+    pass
+
+
+class UnsupportedModel(StartRefused):
+    pass
+
+
+class RequestRejected(EngineError):
+    """`param` is the request's field at fault, `faults` every single fault where there are many."""
+
+    def __init__(
+        self,
+        code: FailureCode,
+        message: str,
+        param: str | None = None,
+        faults: list[str] | None = None,
+    ) -> None:
+        self.code = code
+        self.param = param
+        self.faults = faults or []
+        super().__init__(message)
+
+    def to_event(self, request_id: str) -> RequestFailed:
+        return RequestFailed(
+            request_id=request_id,
+            code=self.code,
+            message=self.message,
+            param=self.param,
+            faults=self.faults,
+        )
+
+
+class PromptRejected(EngineError):
+    pass
+
+
+class EngineUnavailable(EngineError):
+    def __init__(self, message: str = "The engine is not available; try again shortly.") -> None:
+        super().__init__(message)
+
+
+def error_of(event: RequestFailed) -> EngineError:
+    """The exception that a client raises for a failure sent by the engine."""
+    if event.code is FailureCode.ENGINE_UNAVAILABLE:
+        return EngineUnavailable(event.message)
+    return RequestRejected(event.code, event.message, event.param, event.faults)
