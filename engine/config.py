@@ -42,7 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_num_batched_tokens < self.max_num_seqs:
             faults.append(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}), or a running sequence would get no token in a step"
+                f"max_num_seqs ({self.max_num_seqs}), so that each gets a token in every step"
             )
         if faults:
             raise ValueError("; ".join(faults))

@@ -1,7 +1,7 @@
 """The wire between a client and an engine: every message, and nothing else. Torch-free.
 
-Commands go to the engine, events come back. Each accepted `GenerateRequest` ends in exactly one
-final event: one `TokenEvent` per choice with a `finish_reason`, or one `RequestFailed` for the whole request.
+Commands go to the engine, events come back. Each accepted `GenerateRequest` ends in one
+`TokenEvent` with a `finish_reason` for each choice, or in one `RequestFailed` for all of them.
 """
 
 from enum import StrEnum
@@ -31,7 +31,7 @@ class FailureCode(StrEnum):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """One alternative at one position: the model's own log-probability, before any sampling change."""
+    """One token at one position, with its log-probability under the model's own distribution."""
 
     token_id: int
     logprob: float
@@ -86,11 +86,23 @@ class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     request_id: str
 
 
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A client's first message. Answered by `StartProgress`, then by `EngineInfo`."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-Command = GenerateRequest | AbortRequest | RegisterAdapter | UnregisterAdapter | GetStats | Shutdown
+Command = (
+    GenerateRequest
+    | AbortRequest
+    | RegisterAdapter
+    | UnregisterAdapter
+    | GetStats
+    | Hello
+    | Shutdown
+)
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):

@@ -73,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
             yield (
                 "repetition_penalty",
-                f"repetition_penalty must be a finite number above 0, got {self.repetition_penalty}",
+                f"repetition_penalty must be finite and above 0, got {self.repetition_penalty}",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             yield (
@@ -96,7 +96,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if token < 0 or not (math.isfinite(bias) and -100.0 <= bias <= 100.0):
                 yield (
                     "logit_bias",
-                    f"logit_bias maps token ids to numbers between -100 and 100, got {token}: {bias}",
+                    "logit_bias maps token ids to numbers between -100 and 100, "
+                    f"got {token}: {bias}",
                 )
 
 

@@ -1,0 +1,142 @@
+"""The parts of one engine, put together in the order in which they need each other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from loraplex.adapters.manager import LoRAManager
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from loraplex.adapters.layers import LoRAContext, inject_lora
+from loraplex.engine.adapter_gate import AdapterGate
+from loraplex.engine.attention import (
+    AttentionContext,
+    AttentionProbe,
+    install_attention,
+    probe_layers,
+)
+from loraplex.engine.block_key import BlockKeyScope
+from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.kv_cache import KVCache
+from loraplex.engine.kv_cache_manager import KVCacheManager
+from loraplex.engine.kv_groups import group_layers
+from loraplex.engine.kv_memory import KVMemory, free_memory
+from loraplex.engine.model_loader import LoadedModel, load_model
+from loraplex.engine.model_runner import ModelRunner
+from loraplex.engine.policy import FCFSPolicy
+from loraplex.engine.protocol import StartProgress
+from loraplex.engine.sampler import Sampler
+from loraplex.engine.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.stopping import StopChecker
+from loraplex.engine.token_text import TokenText
+
+MAX_LOGITS = 1 << 26  # numbers of float32 logits that one step may make for prompt logprobs
+_STAGES = ("Loading weights", "Placing adapters' layers", "Allocating the KV cache", "Warming up")
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    tokenizer_folder: Path
+    lora: LoRAManager
+    scheduler: Scheduler
+    runner: ModelRunner
+
+
+def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None]) -> EngineParts:
+    """Loads the model and builds the engine around it.
+
+    Raises:
+        StartRefused: when the model or the settings cannot be served.
+    """
+
+    def begin(stage: int) -> None:
+        on_progress(StartProgress(_STAGES[stage], stage, len(_STAGES)))
+
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    begin(0)
+    loaded = load_model(config)
+    tokenizer_folder = _tokenizer_folder(config, loaded)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    begin(1)
+    with torch.inference_mode():
+        probe = probe_layers(loaded.model)
+    context = LoRAContext()
+    sites = inject_lora(loaded.model, context, config.max_adapter_slots)
+    lora = LoRAManager(sites, store=Path(config.adapter_store), base_names=_base_names(loaded))
+    begin(2)
+    stops = StopChecker(loaded.eos_token_ids)
+    kv, cache, attention = _kv(config, loaded, probe)
+    scheduler = Scheduler(
+        kv,
+        AdapterGate(lora, config.adapter_wait),
+        FCFSPolicy(),
+        SchedulerLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_logits_rows=max(1, MAX_LOGITS // loaded.vocab_size),
+        ),
+        stops,
+    )
+    sampler = Sampler(stops, TokenText(tokenizer))
+    runner = ModelRunner(loaded, cache, attention, context, sampler)
+    begin(3)
+    return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
+
+
+def _kv(
+    config: EngineConfig, loaded: LoadedModel, probe: AttentionProbe
+) -> tuple[KVCacheManager, KVCache, AttentionContext]:
+    """The pool over memory that is really there, and our attention reading from it."""
+    layers = [probe.layers[index] for index in sorted(probe.layers)]
+    groups = group_layers(layers)
+    memory = KVMemory.of(layers, groups, config.block_size, loaded.dtype)
+    num_blocks = memory.num_blocks(
+        config.kv_cache_memory or free_memory(loaded.device),
+        loaded.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+    )
+    options: dict[str, torch.dtype | torch.device] = {
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+    }
+    cache = KVCache(layers, groups, num_blocks, config.block_size, options)
+    attention = AttentionContext()
+    install_attention(probe, groups, cache, attention)
+    scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)
+    pool = BlockPool(num_blocks)
+    kv = KVCacheManager(pool, groups, config.block_size, loaded.max_model_len, scope)
+    return kv, cache, attention
+
+
+def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
+    """The folder that holds tokenizer.json: the model's, or a converted copy in the data folder.
+
+    Raises:
+        UnsupportedModel: when the model has no tokenizer that can be converted.
+    """
+    if (loaded.folder / "tokenizer.json").is_file():
+        return loaded.folder
+    copy = Path(config.adapter_store).parent / "tokenizers" / loaded.revision
+    if not (copy / "tokenizer.json").is_file():
+        try:
+            AutoTokenizer.from_pretrained(loaded.folder, local_files_only=True).save_pretrained(
+                copy
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise UnsupportedModel(f"{loaded.folder} has no usable tokenizer: {error}") from error
+    if not (copy / "tokenizer.json").is_file():
+        raise UnsupportedModel(f"{loaded.folder} has a tokenizer without a fast version")
+    return copy
+
+
+def _base_names(loaded: LoadedModel) -> tuple[str, ...]:
+    """Names under which an adapter may call this base its own."""
+    return tuple({loaded.folder.resolve().name, str(loaded.model.config.name_or_path or "")})

@@ -1,0 +1,92 @@
+"""How many KV blocks there are, and whether one sequence of the maximum length fits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from loraplex.engine.errors import ConfigRefused
+from loraplex.engine.kv_cache import elements_per_block
+from loraplex.engine.kv_groups import KVGroup, KVLayer, blocks_at_peak
+
+CPU_SHARE = 0.5  # of the memory that is free once the model is loaded
+CUDA_SHARE = 0.9
+_CGROUP = Path("/sys/fs/cgroup")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class KVMemory:
+    """What KV blocks cost.
+
+    A block holds `block_size` tokens for the layers of one group; a sequence has a table per group.
+    """
+
+    groups: list[KVGroup]
+    block_size: int
+    bytes_per_block: int
+
+    @classmethod
+    def of(
+        cls, layers: list[KVLayer], groups: list[KVGroup], block_size: int, dtype: torch.dtype
+    ) -> "KVMemory":
+        elements = sum(elements_per_block(layers, groups, block_size))
+        return cls(groups, block_size, elements * dtype.itemsize)
+
+    def blocks_at_peak(self, num_tokens: int, chunk: int) -> int:
+        return blocks_at_peak(self.groups, self.block_size, num_tokens, chunk)
+
+    def longest(self, num_blocks: int, chunk: int) -> int:
+        """The longest sequence that this many blocks hold, in tokens."""
+        low, high = 0, num_blocks * self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.blocks_at_peak(middle, chunk) <= num_blocks
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def num_blocks(self, budget: int, max_model_len: int, max_num_seqs: int, chunk: int) -> int:
+        """Blocks to allocate within a budget of bytes, the null block included; never more than
+        the largest batch could use.
+
+        Raises:
+            ConfigRefused: with the arithmetic, if one sequence of the maximum length does not fit.
+        """
+        affordable = budget // self.bytes_per_block - 1
+        needed = self.blocks_at_peak(max_model_len, chunk)
+        if needed > affordable:
+            raise ConfigRefused(
+                f"one sequence of {max_model_len:,} tokens needs {needed:,} KV blocks of "
+                f"{self.bytes_per_block:,} bytes = {readable(needed * self.bytes_per_block)}, but "
+                f"the KV cache has {readable(budget)} = {max(0, affordable):,} blocks; give "
+                "--max-model-len "
+                f"{self.longest(max(0, affordable), chunk)} or less, or a larger --kv-cache-memory"
+            )
+        return min(affordable, needed * max_num_seqs) + 1
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that the KV cache may take by default: a share of what is really free on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
+    return int(min(psutil.virtual_memory().available, _cgroup_headroom()) * CPU_SHARE)
+
+
+def readable(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            return f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def _cgroup_headroom() -> float:
+    """What a container's memory limit leaves; infinite where there is no limit."""
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return float("inf")
+    return float("inf") if limit == "max" else max(0.0, int(limit) - used)

@@ -1,0 +1,206 @@
+"""LLMEngine: requests in, events out, one step at a time."""
+
+import os
+from collections.abc import Callable
+
+from loraplex.engine.activation import adapter_start
+from loraplex.engine.adapter_desk import AdapterDesk
+from loraplex.engine.assembly import EngineParts, assemble
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.detokenizer import Detokenizer
+from loraplex.engine.errors import RequestRejected
+from loraplex.engine.protocol import (
+    EngineInfo,
+    EngineStats,
+    Event,
+    FailureCode,
+    GenerateRequest,
+    RegisterAdapter,
+    RequestFailed,
+    StartProgress,
+    TokenEvent,
+    UnregisterAdapter,
+    Usage,
+)
+from loraplex.engine.request_seed import RequestSeeds
+from loraplex.engine.scheduler import SequenceUpdate
+from loraplex.engine.sequence import Sequence
+from loraplex.engine.step_metrics import StepMetrics
+
+
+class LLMEngine:
+    """One model, its adapters and its KV pool. Not thread-safe: one loop drives it.
+
+    A step is three calls: schedule, execute, update.
+    """
+
+    def __init__(
+        self, config: EngineConfig, on_progress: Callable[[StartProgress], None] | None = None
+    ) -> None:
+        """Loads the model and allocates the KV cache.
+
+        Raises:
+            StartRefused: when the model or the settings cannot be served.
+        """
+        parts = assemble(config, on_progress or (lambda progress: None))
+        self._parts = parts
+        self._scheduler = parts.scheduler
+        self._runner = parts.runner
+        self._seeds = RequestSeeds(config.seed)
+        self._metrics = StepMetrics()
+        self._adapters = AdapterDesk(parts.lora)
+        self.info = _describe(config, parts)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step now would compute something, as far as can be told without trying."""
+        return bool(self._scheduler.running) or any(
+            self._adapters.is_loaded(sequence.adapter) for sequence in self._scheduler.waiting
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an adapter is being read: `step` again soon, without a request coming in."""
+        return bool(self._scheduler.waiting) or self._adapters.is_busy
+
+    def add(self, request: GenerateRequest) -> None:
+        """Accepts a request; its events come out of `step`.
+
+        Raises:
+            RequestRejected: when it cannot be served, with the reason.
+        """
+        self._refuse_impossible(request)
+        invocation = self._adapters.invocation_tokens(request.adapter)
+        sampling = request.sampling
+        sequence = Sequence(
+            request,
+            Detokenizer(
+                self._parts.tokenizer,
+                request.prompt_token_ids,
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                skip_special_tokens=sampling.skip_special_tokens,
+            ),
+            seed=self._seeds.of(request),
+            max_len=self.info.max_model_len,
+            adapter_start=adapter_start(request.prompt_token_ids, invocation),
+        )
+        if request.adapter is not None:
+            self._parts.lora.prepare(request.adapter)
+        self._scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request and frees what it holds; no event follows. Unknown ids are ignored."""
+        self._scheduler.abort(request_id)
+        self._check_when_idle()
+
+    def step(self) -> list[Event]:
+        """Computes once and returns what became of it; also the outcomes of registrations."""
+        failed = self._fail_unavailable()
+        output = self._scheduler.schedule()
+        result = self._runner.execute(output, self._scheduler.kv)
+        updates = self._scheduler.update(output, result)
+        self._metrics.count(output, updates, self._scheduler.kv)
+        self._check_when_idle()
+        in_use = self._scheduler.adapters_in_use
+        return [*failed, *map(self._event, updates), *self._adapters.outcomes(in_use)]
+
+    def register_adapter(self, command: RegisterAdapter) -> None:
+        """Reads and checks an adapter on another thread; the outcome comes out of `step`."""
+        self._adapters.register(command)
+
+    def unregister_adapter(self, command: UnregisterAdapter) -> None:
+        """Forgets an adapter once no sequence uses it; the outcome comes out of `step`."""
+        self._adapters.unregister(command)
+
+    def stats(self) -> EngineStats:
+        return self._metrics.stats(self._scheduler, self._adapters.stats())
+
+    def close(self) -> None:
+        self._adapters.close()
+
+    def _refuse_impossible(self, request: GenerateRequest) -> None:
+        length, limit = len(request.prompt_token_ids), self.info.max_model_len
+        if length == 0:
+            raise _invalid("the prompt has no tokens", "prompt")
+        if length >= limit:
+            raise RequestRejected(
+                FailureCode.CONTEXT_LENGTH_EXCEEDED,
+                f"The prompt has {length} tokens; with at least one token to generate, this model's "
+                f"context of {limit} tokens allows {limit - 1}.",
+                "prompt",
+            )
+        vocab_size = self.info.vocab_size
+        if max(request.prompt_token_ids) >= vocab_size or min(request.prompt_token_ids) < 0:
+            raise _invalid(f"token ids must be between 0 and {vocab_size - 1}", "prompt")
+        sampling = request.sampling
+        if sampling.n > self.info.max_num_seqs:
+            raise _invalid(f"n must be at most {self.info.max_num_seqs}, got {sampling.n}", "n")
+        named = [*(sampling.logit_bias or {}), *sampling.stop_token_ids]
+        if named and max(named) >= vocab_size:
+            raise _invalid(
+                f"logit_bias and stop_token_ids take token ids below {vocab_size}",
+                "logit_bias" if sampling.logit_bias else "stop_token_ids",
+            )
+
+    def _fail_unavailable(self) -> list[RequestFailed]:
+        """Ends the requests whose adapter could not be read; only these."""
+        failed: list[RequestFailed] = []
+        for sequence in list(self._scheduler.waiting):
+            reason = self._adapters.load_error(sequence.adapter)
+            if reason is not None:
+                self._scheduler.abort(sequence.request_id)
+                code = FailureCode.ADAPTER_UNAVAILABLE
+                failed.append(
+                    RequestFailed(request_id=sequence.request_id, code=code, message=str(reason))
+                )
+        return failed
+
+    def _event(self, update: SequenceUpdate) -> TokenEvent:
+        sequence = update.sequence
+        first = sequence.index == 0 and update.position == 0
+        return TokenEvent(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=[update.token_id],
+            text=update.text,
+            logprobs=[update.logprobs] if update.logprobs is not None else None,
+            prompt_logprobs=sequence.prompt_logprobs if first else None,
+            finish_reason=update.finish_reason,
+            stop_reason=sequence.stop_reason if update.finish_reason else None,
+            usage=_usage(sequence) if update.finish_reason else None,
+        )
+
+    def _check_when_idle(self) -> None:
+        if not self._scheduler.running and not self._scheduler.waiting:
+            self._scheduler.kv.check_integrity()
+
+
+def _invalid(message: str, param: str) -> RequestRejected:
+    return RequestRejected(FailureCode.INVALID_REQUEST, message, param)
+
+
+def _usage(sequence: Sequence) -> Usage:
+    return Usage(
+        prompt_tokens=sequence.num_prompt_tokens,
+        completion_tokens=sequence.num_output_tokens,
+        cached_tokens=sequence.num_cached_tokens or 0,
+    )
+
+
+def _describe(config: EngineConfig, parts: EngineParts) -> EngineInfo:
+    loaded = parts.loaded
+    return EngineInfo(
+        model=loaded.model.config.model_type,
+        model_revision=loaded.revision,
+        tokenizer_path=str(parts.tokenizer_folder),
+        max_model_len=loaded.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=loaded.vocab_size,
+        eos_token_ids=sorted(loaded.eos_token_ids),
+        num_blocks=parts.scheduler.kv.pool.num_blocks,
+        block_size=config.block_size,
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        pid=os.getpid(),
+    )

@@ -1,0 +1,104 @@
+"""Sequence: the tokens and counters of one generation."""
+
+from enum import Enum
+from itertools import count
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.detokenizer import Detokenizer
+from loraplex.engine.protocol import FinishReason, GenerateRequest, PositionLogprobs
+from loraplex.engine.sampling_params import SamplingParams
+
+_ids = count()
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One choice of one request.
+
+    A step computes tokens so that `num_computed_tokens` catches up with `num_tokens`; when it has,
+    the next token is sampled. Prefill, decode and the return from preemption are all just that.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        detokenizer: Detokenizer,
+        *,
+        index: int = 0,
+        seed: int,
+        max_len: int,
+        adapter_start: int = 0,
+    ) -> None:
+        """`max_len`: tokens in all at which it must end. `adapter_start`: the position from which
+        its adapter acts."""
+        self.seq_id = next(_ids)
+        self.request_id = request.request_id
+        self.index = index
+        self.tenant = request.tenant
+        self.namespace = request.namespace
+        self.adapter: AdapterRef | None = request.adapter
+        self.adapter_start = adapter_start
+        self.priority = request.priority
+        self.arrival = self.seq_id
+        self.sampling: SamplingParams = request.sampling
+        self.seed = seed
+        self.max_len = max_len
+        self.detokenizer = detokenizer
+        self.status = SequenceStatus.WAITING
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None  # set by the scheduler at first admission
+        self.num_preemptions = 0
+        self.block_keys: list[bytes] = []  # of its full blocks; kept by the KV manager
+        self.adapter_slot = -1  # set by the scheduler while it runs
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether the prompt must be computed in full, whatever is cached."""
+        return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    def fork(self, index: int) -> "Sequence":
+        """Another choice of the same request, at this very point, without blocks of its own."""
+        child = object.__new__(Sequence)
+        child.__dict__.update(self.__dict__)
+        child.seq_id = next(_ids)
+        child.index = index
+        child.token_ids = list(self.token_ids)
+        child.block_keys = list(self.block_keys)
+        child.detokenizer = self.detokenizer.fork()
+        child.prompt_logprobs = None
+        return child
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        self.status = SequenceStatus.FINISHED
+        self.finish_reason = reason
+        self.stop_reason = stop_reason

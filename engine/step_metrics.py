@@ -1,0 +1,80 @@
+"""StepMetrics: what the engine has done so far, counted step by step."""
+
+from loraplex.adapters.manager import LoRAStats
+
+from loraplex.engine.kv_cache_manager import KVCacheManager
+from loraplex.engine.protocol import EngineStats
+from loraplex.engine.scheduler import Scheduler, SchedulerOutput, SequenceUpdate
+
+WASTE_EVERY = 16  # steps between two looks at the memory waste, which walks all tables
+
+
+class StepMetrics:
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._computed_prompt_tokens = 0
+        self._generation_tokens = 0
+        self._waste: list[float] = []
+        self._waste_sum = 0.0
+        self._waste_count = 0
+        self._waste_peak = 0.0
+
+    def count(
+        self, output: SchedulerOutput, updates: list[SequenceUpdate], kv: KVCacheManager
+    ) -> None:
+        """Takes in one step, after its update."""
+        if not output.scheduled:
+            return
+        self._num_steps += 1
+        self._generation_tokens += len(updates)
+        for item in output.scheduled:
+            start = item.sequence.num_computed_tokens - item.num_tokens
+            in_prompt = max(0, item.sequence.num_prompt_tokens - start)
+            self._computed_prompt_tokens += min(item.num_tokens, in_prompt)
+        for update in updates:
+            if update.position == 0 and update.sequence.index == 0:
+                self._prompt_tokens += update.sequence.num_prompt_tokens
+                self._cached_tokens += update.sequence.num_cached_tokens or 0
+        if self._num_steps % WASTE_EVERY == 0:
+            self._measure_waste(kv)
+
+    def _measure_waste(self, kv: KVCacheManager) -> None:
+        allocated, used = kv.slots()
+        if allocated:
+            waste = (allocated - used) / allocated
+            self._waste_sum += waste
+            self._waste_count += 1
+            self._waste_peak = max(self._waste_peak, waste)
+
+    def stats(self, scheduler: Scheduler, lora: LoRAStats) -> EngineStats:
+        kv = scheduler.kv
+        allocated, used = kv.slots()
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_blocks=kv.pool.num_blocks,
+            num_free_blocks=kv.pool.num_free,
+            num_cached_blocks=kv.pool.num_cached,
+            allocated_slots=allocated,
+            used_slots=used,
+            block_size=kv.block_size,
+            prompt_tokens=self._prompt_tokens,
+            computed_prompt_tokens=self._computed_prompt_tokens,
+            cached_prompt_tokens=self._cached_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_cache_queries=self._prompt_tokens,
+            prefix_cache_hits=self._cached_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            copied_blocks=kv.num_copied_blocks,
+            peak_waste=self._waste_peak,
+            mean_waste=self._waste_sum / self._waste_count if self._waste_count else 0.0,
+            adapters_registered=lora.registered,
+            adapters_resident=lora.resident,
+            adapter_slots=lora.slots,
+            adapter_loads=lora.loads,
+            adapter_evictions=lora.evictions,
+            adapter_references=lora.references,
+        )

@@ -1,0 +1,43 @@
+"""StopChecker: whether a new token ends its sequence, and the text it adds."""
+
+from loraplex.engine.protocol import FinishReason
+from loraplex.engine.sequence import Sequence
+
+
+class StopChecker:
+    """Knows the model's end-of-sequence tokens; everything else is the sequence's own."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self.eos_token_ids = eos_token_ids
+
+    def ending_token_ids(self, sequence: Sequence) -> frozenset[int]:
+        """The tokens that end this sequence, and must not be sampled before `min_tokens`."""
+        eos = frozenset() if sequence.sampling.ignore_eos else self.eos_token_ids
+        return eos.union(sequence.sampling.stop_token_ids)
+
+    def check(self, sequence: Sequence) -> str:
+        """Looks at the sequence's last token, finishes the sequence if that ends it.
+
+        Returns:
+            the text that can be given out now; all that is left if the sequence has finished.
+        """
+        token = sequence.token_ids[-1]
+        if token in self.ending_token_ids(sequence):
+            is_eos = token in self.eos_token_ids
+            sequence.finish(FinishReason.STOP, None if is_eos else token)
+            return sequence.detokenizer.flush()
+        sequence.detokenizer.add(token)
+        if sequence.num_output_tokens >= sequence.sampling.min_tokens:
+            stop = sequence.detokenizer.find_stop()
+            if stop is not None:
+                sequence.finish(FinishReason.STOP, stop)
+                return sequence.detokenizer.flush()
+        if self._is_at_limit(sequence):
+            sequence.finish(FinishReason.LENGTH)
+            return sequence.detokenizer.flush()
+        return sequence.detokenizer.take()
+
+    def _is_at_limit(self, sequence: Sequence) -> bool:
+        limit = sequence.sampling.max_tokens
+        reached = limit is not None and sequence.num_output_tokens >= limit
+        return reached or sequence.num_tokens >= sequence.max_len

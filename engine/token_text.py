@@ -1,0 +1,46 @@
+"""TokenText: what a single token looks like, for logprobs."""
+
+import re
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Byte-level BPE's stand-in of each byte: itself where printable, else from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class TokenText:
+    """Text and bytes of tokens, each taken alone: a part of a character has bytes and no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._alphabet = _byte_level_alphabet() if "ByteLevel" in repr(tokenizer.decoder) else None
+        self._known: dict[int, tuple[str, list[int]]] = {}
+
+    def describe(self, token_id: int) -> tuple[str, list[int]]:
+        """(text, UTF-8 bytes)."""
+        if token_id not in self._known:
+            self._known[token_id] = self._describe(token_id)
+        return self._known[token_id]
+
+    def _describe(self, token_id: int) -> tuple[str, list[int]]:
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:  # the model's vocabulary is padded beyond the tokenizer's
+            return "", []
+        text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        if piece.startswith("\u2581") and not text.startswith(" "):
+            text = " " + text
+        return text, self._bytes(piece, text)
+
+    def _bytes(self, piece: str, text: str) -> list[int]:
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return [int(match[1], 16)]
+        alphabet = self._alphabet
+        if alphabet is not None and all(char in alphabet for char in piece):
+            return [alphabet[char] for char in piece]
+        return list(text.encode())
