@@ -9,7 +9,8 @@ from loraplex.adapters.manager import LoRAManager
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from loraplex.adapters.layers import LoRAContext, inject_lora
+from loraplex.adapters.injection import inject_lora
+from loraplex.adapters.layers import LoRAContext
 from loraplex.engine.adapter_gate import AdapterGate
 from loraplex.engine.attention import (
     AttentionContext,

@@ -27,7 +27,7 @@ class InputBatch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     attention: AttentionBatch
-    logits_indices: Tensor  # [R] int64 rows of T whose logits are needed
+    logits_indices: NDArray[np.int64]  # [R] rows of T whose logits are needed
     logits_rows: list[LogitsRow]  # R
     adapter_slots: NDArray[np.int32]  # [T]; -1 where the base model answers alone
 
@@ -56,7 +56,7 @@ def build_input_batch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.from_numpy(positions).to(device),
         attention=_attention_batch(scheduled, spans, kv, query_start, positions, device),
-        logits_indices=torch.tensor([i for i, _ in logits], dtype=torch.long, device=device),
+        logits_indices=np.array([index for index, _ in logits], dtype=np.int64),
         logits_rows=[row for _, row in logits],
         adapter_slots=np.concatenate(
             [

@@ -126,8 +126,8 @@ class LLMEngine:
         if length >= limit:
             raise RequestRejected(
                 FailureCode.CONTEXT_LENGTH_EXCEEDED,
-                f"The prompt has {length} tokens; with at least one token to generate, this model's "
-                f"context of {limit} tokens allows {limit - 1}.",
+                f"The prompt has {length} tokens; this model's context of {limit} tokens, one of "
+                f"them to be generated, allows {limit - 1}.",
                 "prompt",
             )
         vocab_size = self.info.vocab_size

@@ -43,7 +43,7 @@ class ModelRunner:
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         """-> [R, V] logits of the rows that need them."""
-        hidden = LoRABatch.from_token_slots(batch.adapter_slots, self._device)
+        hidden = LoRABatch.build(batch.adapter_slots, self._device)
         self._attention.batch = batch.attention
         self._lora.hidden = hidden
         self._lora.logits = hidden.select(batch.logits_indices) if hidden else None
@@ -52,7 +52,7 @@ class ModelRunner:
                 input_ids=batch.token_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=batch.logits_indices,
+                logits_to_keep=torch.from_numpy(batch.logits_indices).to(self._device),
             )
         finally:
             self._attention.batch = None
