@@ -1,0 +1,64 @@
+"""AdapterLoader: brings stored adapters into host memory on a thread of its own."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.weights import LoRAWeights
+
+_RETRY_SECONDS = 1.0
+
+
+class AdapterLoader:
+    """Starts loads and collects them; nothing here waits. For one thread only, the engine's.
+
+    Args:
+        cache: where loaded adapters are kept.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, cache: HostCache, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_loads = 0
+        self._cache = cache
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-load")
+        self._loading: dict[str, Future[LoRAWeights]] = {}
+        self._failed: dict[str, tuple[float, AdapterError]] = {}  # when, and why
+
+    def ready(self, digest: str, load: Callable[[], LoRAWeights]) -> bool:
+        """Whether an adapter is in host memory; if not, sees to it that `load` is under way."""
+        self._collect()
+        if self._cache.get(digest) is not None:
+            return True
+        if digest not in self._loading and self.error(digest) is None:
+            self._failed.pop(digest, None)
+            self._loading[digest] = self._threads.submit(load)
+        return False
+
+    def error(self, digest: str) -> AdapterError | None:
+        """Why the last load failed, until it may be tried again a second later."""
+        self._collect()
+        when, error = self._failed.get(digest, (0.0, None))
+        return error if error is not None and self._clock() < when + _RETRY_SECONDS else None
+
+    def forget(self, digest: str) -> None:
+        """Drops an adapter, and the result of a load that is under way."""
+        self._loading.pop(digest, None)
+        self._failed.pop(digest, None)
+        self._cache.discard(digest)
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _collect(self) -> None:
+        for digest, future in list(self._loading.items()):
+            if not future.done():
+                continue
+            del self._loading[digest]
+            try:
+                self._cache.put(digest, future.result())
+                self.num_loads += 1
+            except AdapterError as error:
+                self._failed[digest] = (self._clock(), error)

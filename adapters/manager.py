@@ -1,0 +1,274 @@
+"""LoRAManager: the one door to adapters. It registers, loads, places and forgets them."""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraplex.adapters.errors import (
+    AdapterError,
+    AdapterInUse,
+    AdapterNotFound,
+    AdapterRejected,
+    AdapterUnavailable,
+    shown,
+)
+from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.injection import LoRASites
+from loraplex.adapters.loader import AdapterLoader
+from loraplex.adapters.manifest import MAX_RANK, AdapterManifest, AdapterRef
+from loraplex.adapters.pool import AdapterPool
+from loraplex.adapters.safetensors_file import MAX_HEADER_BYTES, open_safetensors
+from loraplex.adapters.store import AdapterStore, StoredAdapter
+from loraplex.adapters.targets import TargetKind
+from loraplex.adapters.weights import LoRAWeights, read_weights
+
+DEFAULT_HOST_BYTES = 1 << 30
+
+_LARGEST_ITEM = 8  # bytes of a float64
+
+
+@dataclass(frozen=True)
+class RegisteredAdapter:
+    """What a registration found out."""
+
+    ref: AdapterRef
+    rank: int  # the largest in it
+    target_modules: list[str]  # last name parts, sorted
+    num_modules: int
+    num_bytes: int  # in the engine's dtype
+    activation: str  # "always" or "invocation"
+    base_model: str  # what its config says that it was trained on
+    base_mismatch: bool  # that is another name than the served model's, and was accepted
+
+
+@dataclass(frozen=True)
+class LoRAStats:
+    """Gauges are values now, counters run from the start."""
+
+    registered: int
+    resident: int  # in a slot
+    slots: int
+    loads: int  # into host memory
+    evictions: int  # from slots
+    references: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    info: RegisteredAdapter
+    stored: StoredAdapter
+
+
+class LoRAManager:
+    """Adapters of one engine, from files to slots.
+
+    `register` blocks and may run on any thread; everything else belongs to the engine's thread and
+    returns at once.
+
+    Args:
+        sites: the injected model's LoRA layers.
+        store: the folder where copies are kept; other engines may use it too.
+        base_names: names of the served base model; an adapter trained on another is refused.
+        host_bytes: how much host memory loaded adapters may take.
+    """
+
+    def __init__(
+        self,
+        sites: LoRASites,
+        store: Path,
+        base_names: Iterable[str],
+        host_bytes: int = DEFAULT_HOST_BYTES,
+    ) -> None:
+        self._sites = sites
+        self._store = AdapterStore(store)
+        self._base_names = {_last_part(name) for name in base_names} - {""}
+        self._pool = AdapterPool(sites.num_slots)
+        self._cache = HostCache(host_bytes)
+        self._loader = AdapterLoader(self._cache)
+        self._entries: dict[AdapterRef, _Entry] = {}
+        self._references: dict[AdapterRef, int] = {}
+        self._lock = threading.Lock()  # guards _entries, which register shares with the engine
+
+    def register(
+        self, tenant: str, adapter_id: str, path: Path, allow_base_mismatch: bool = False
+    ) -> RegisteredAdapter:
+        """Reads, judges and keeps a PEFT folder. The same content again changes nothing.
+
+        Args:
+            tenant: the owner.
+            adapter_id: a server-made id.
+            path: the folder; it is not needed again afterwards.
+            allow_base_mismatch: accept an adapter whose config names another base model.
+
+        Raises:
+            AdapterRejected: with every fault found.
+        """
+        with self._store.stage(path, self._max_file_bytes()) as staged:
+            mismatch = self._is_mismatch(staged.manifest)
+            if mismatch and not allow_base_mismatch:
+                raise AdapterRejected([self._mismatch_fault(staged.manifest)])
+            weights = self._read(staged)
+            stored = self._store.publish(staged)
+        ref = AdapterRef(tenant=tenant, adapter_id=adapter_id, digest=stored.digest)
+        info = _describe(ref, stored.manifest, weights, mismatch)
+        with self._lock:
+            entry = self._entries.setdefault(ref, _Entry(info, stored))
+        return entry.info
+
+    def unregister(self, ref: AdapterRef) -> None:
+        """Forgets an adapter and frees its slot and host memory; the stored copy stays.
+
+        Raises:
+            AdapterNotFound: it is not registered.
+            AdapterInUse: a sequence still holds it.
+        """
+        self._entry(ref)
+        if self.num_references(ref):
+            raise AdapterInUse("the adapter is in use")
+        with self._lock:
+            del self._entries[ref]
+            shared = any(other.digest == ref.digest for other in self._entries)
+        if shared:
+            return
+        self._loader.forget(ref.digest)
+        slot = self._pool.discard(ref.digest)
+        if slot is not None:
+            self._sites.clear(slot)
+
+    def info(self, ref: AdapterRef) -> RegisteredAdapter:
+        """Raises AdapterNotFound where it is not registered."""
+        return self._entry(ref).info
+
+    def manifest(self, ref: AdapterRef) -> AdapterManifest:
+        """Raises AdapterNotFound where it is not registered."""
+        return self._entry(ref).stored.manifest
+
+    def prepare(self, ref: AdapterRef) -> bool:
+        """Whether `acquire` needs no loading; if it does, sees to it that a load is under way.
+
+        Raises:
+            AdapterNotFound: it is not registered.
+        """
+        stored = self._entry(ref).stored
+        return ref.digest in self._pool or self._loader.ready(
+            ref.digest, lambda: self._load(stored)
+        )
+
+    def load_error(self, ref: AdapterRef) -> AdapterError | None:
+        """Why the last load failed. A second later it is forgotten, and `prepare` tries again."""
+        return self._loader.error(ref.digest)
+
+    def acquire(self, ref: AdapterRef) -> int | None:
+        """Takes one reference on an adapter's slot, which does not move until all are released.
+
+        Returns:
+            The slot; None where every slot is in use, or `prepare` has not become true.
+
+        Raises:
+            AdapterNotFound: it is not registered.
+        """
+        self._entry(ref)
+        resident = ref.digest in self._pool
+        weights = None if resident else self._cache.get(ref.digest)
+        if not resident and weights is None:
+            return None
+        slot = self._pool.acquire(ref.digest)
+        if slot is None:
+            return None
+        if weights is not None:
+            self._sites.set(slot, weights)
+        self._references[ref] = self._references.get(ref, 0) + 1
+        return slot
+
+    def release(self, ref: AdapterRef) -> None:
+        """Gives one reference back.
+
+        Raises:
+            KeyError: the adapter has no reference.
+        """
+        self._references[ref] -= 1
+        if self._references[ref] == 0:
+            del self._references[ref]
+        self._pool.release(ref.digest)
+
+    def num_references(self, ref: AdapterRef) -> int:
+        return self._references.get(ref, 0)
+
+    def stats(self) -> LoRAStats:
+        return LoRAStats(
+            registered=len(self._entries),
+            resident=len(self._pool),
+            slots=self._pool.num_slots,
+            loads=self._loader.num_loads,
+            evictions=self._pool.num_evictions,
+            references=self._pool.num_references,
+            host_bytes=self._cache.num_bytes,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where the books of slots and references do not balance."""
+        self._pool.check_integrity()
+        if sum(self._references.values()) != self._pool.num_references:
+            raise RuntimeError("references of adapters and of their slots differ")
+
+    def close(self) -> None:
+        """Ends the loading thread."""
+        self._loader.close()
+
+    def _entry(self, ref: AdapterRef) -> _Entry:
+        entry = self._entries.get(ref)
+        if entry is None:
+            raise AdapterNotFound("the adapter is not registered")
+        return entry
+
+    def _load(self, stored: StoredAdapter) -> LoRAWeights:
+        self._store.verify(stored)
+        try:
+            return self._read(stored)
+        except (AdapterRejected, OSError) as error:
+            raise AdapterUnavailable("the stored copy of the adapter cannot be read") from error
+
+    def _read(self, stored: StoredAdapter) -> LoRAWeights:
+        targets = self._sites.catalogue.resolve(stored.manifest)
+        file = open_safetensors(stored.weights_path)
+        return read_weights(file, targets, self._sites.dtype, self._sites.embedding_weight)
+
+    def _max_file_bytes(self) -> int:
+        total = MAX_HEADER_BYTES
+        for module in self._sites.catalogue.modules.values():
+            numbers = MAX_RANK * (module.in_features + module.out_features)
+            if module.kind is not TargetKind.LINEAR:
+                numbers += module.in_features * module.out_features  # PEFT's copy of the base
+            total += numbers * _LARGEST_ITEM
+        return total
+
+    def _is_mismatch(self, manifest: AdapterManifest) -> bool:
+        name = _last_part(manifest.base_model)
+        return bool(name and self._base_names) and name not in self._base_names
+
+    def _mismatch_fault(self, manifest: AdapterManifest) -> str:
+        return (
+            f"the adapter was trained on {shown(_last_part(manifest.base_model))}, the served "
+            f"base model is {', '.join(map(repr, sorted(self._base_names)))}"
+        )
+
+
+def _last_part(name: str) -> str:
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
+
+
+def _describe(
+    ref: AdapterRef, manifest: AdapterManifest, weights: LoRAWeights, mismatch: bool
+) -> RegisteredAdapter:
+    return RegisteredAdapter(
+        ref=ref,
+        rank=max(module.b.shape[1] for module in weights.modules.values()),
+        target_modules=sorted({name.rpartition(".")[2] for name in weights.modules}),
+        num_modules=len(weights.modules),
+        num_bytes=weights.num_bytes,
+        activation=manifest.activation,
+        base_model=manifest.base_model,
+        base_mismatch=mismatch,
+    )
