@@ -1,6 +1,5 @@
 """The tokenizer gives what transformers gives, and refuses what it cannot read."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -35,14 +34,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% if mood is defined %}{{ mood }}{% endif %}"
     "{% endif %}"
 )
-DEMO_MODEL = Path(os.environ.get("LORAPLEX_HOME", "~/.loraplex")).expanduser() / "models"
-
-
-def demo_model() -> Path:
-    folder = DEMO_MODEL / "gemma-3-270m"
-    if not (folder / "tokenizer.json").is_file():
-        pytest.skip("the demo model is not prepared on this machine")
-    return folder
 
 
 @pytest.mark.parametrize("add_bos", [True, False])
@@ -59,9 +50,8 @@ def test_ids_and_text_equal_those_of_transformers(tmp_path: Path, add_bos: bool)
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_ids_of_the_demo_model_equal_those_of_transformers() -> None:
-    folder = demo_model()
-    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+def test_ids_of_the_demo_model_equal_those_of_transformers(demo_model: Path) -> None:
+    ours, theirs = Tokenizer.from_folder(demo_model), AutoTokenizer.from_pretrained(demo_model)
 
     for text in TEXTS:
         assert ours.encode(text) == theirs(text)["input_ids"]
