@@ -87,6 +87,7 @@ class AdapterDesk:
 
     def close(self) -> None:
         self._reader.shutdown(cancel_futures=True)
+        self._lora.close()
 
     def _unregister(self, command: UnregisterAdapter) -> Outcome:
         try:

@@ -66,11 +66,14 @@ class KVMemory:
         return min(affordable, needed * max_num_seqs) + 1
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that the KV cache may take by default: a share of what is really free on the device."""
+def free_memory(device: torch.device, reserved: int = 0) -> int:
+    """Bytes that the KV cache may take by default: a share of what is really free on the device,
+    after `reserved` bytes that something else will take."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
-    return int(min(psutil.virtual_memory().available, _cgroup_headroom()) * CPU_SHARE)
+        free, share = float(torch.cuda.mem_get_info(device)[0]), CUDA_SHARE
+    else:
+        free, share = min(psutil.virtual_memory().available, _cgroup_headroom()), CPU_SHARE
+    return max(0, int((free - reserved) * share))
 
 
 def readable(num_bytes: int) -> str:

@@ -39,9 +39,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     folder = Path(config.model)
     hf_config = read_config(folder)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, hf_config, device)
-    max_model_len = _max_model_len(config.max_model_len, hf_config)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, hf_config, device)
+    max_model_len = choose_max_model_len(config.max_model_len, hf_config)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -55,7 +55,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"cannot load the model in {folder}: {error}") from error
     nn.Module.to(model, device)
-    model.eval()
+    nn.Module.eval(model)
     return LoadedModel(
         model=model,
         folder=folder,
@@ -104,7 +104,12 @@ def revision(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """Where `auto` is CUDA if there is any.
+
+    Raises:
+        ConfigRefused: when CUDA is asked for and is not there.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -112,7 +117,8 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """Where `auto` is the checkpoint's own, as far as the device computes well in it."""
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
@@ -125,7 +131,12 @@ def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.d
     return torch.float32 if stored == torch.float64 else stored
 
 
-def _max_model_len(asked: int | None, config: PretrainedConfig) -> int:
+def choose_max_model_len(asked: int | None, config: PretrainedConfig) -> int:
+    """In tokens; by default what the model's positions allow.
+
+    Raises:
+        ConfigRefused: when the model cannot do the length asked for.
+    """
     text = config.get_text_config()
     known = getattr(text, "max_position_embeddings", None)
     if asked is None and known is None:

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
 from support.tokenizers import write_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB_SIZE = 320
 WINDOW = 12  # tokens; shorter than the prompts of the tests
