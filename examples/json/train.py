@@ -1,0 +1,16 @@
+"""Trains the `json` adapter: python -m examples.json.train"""
+
+from examples.json.data import generate
+from examples.training import Recipe, train
+
+RECIPE = Recipe(
+    name="json",
+    rank=8,
+    target_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
+    learning_rate=2e-3,
+    steps=100,
+)
+EXAMPLES = 800
+
+if __name__ == "__main__":
+    print(train(RECIPE, generate("train", EXAMPLES)))
