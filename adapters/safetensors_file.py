@@ -66,12 +66,9 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     with path.open("rb") as file:
         prefix = file.read(8)
         length = int.from_bytes(prefix, "little")
-        if prefix.startswith(_PICKLES):
-            raise AdapterRejected(["the weights file is a pickle, not safetensors"])
-        if len(prefix) < 8 or length > MAX_HEADER_BYTES or length > size - 8:
-            raise AdapterRejected(
-                [f"the weights file is not safetensors: its header claims {length} bytes"]
-            )
+        if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+            what = "a pickle" if prefix.startswith(_PICKLES) else f"a header of {length} bytes"
+            raise AdapterRejected([f"the weights file is not safetensors: it has {what}"])
         header = file.read(length)
     entries = _entries(header)
     faults = [

@@ -1,0 +1,185 @@
+"""An adapter in a slot gives what PEFT gives, in float32, and never nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.adapters import (
+    PEFT_NOISE,
+    Served,
+    peft_logits,
+    write_adapter,
+)
+from support.architectures import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from loraplex.adapters.batch import BASE_SLOT
+
+pytestmark = PEFT_NOISE
+
+TOLERANCE = 1e-4  # of float32 logits of some ten units
+EFFECT = 0.1  # what an adapter changes at least
+RANKS = [1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("untied") / "base", "llama")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied") / "base"
+    return write_checkpoint(folder, "gemma3_text", tie_word_embeddings=True)
+
+
+@pytest.fixture
+def served(llama: Path, tmp_path: Path) -> Iterator[Served]:
+    served = Served(llama, tmp_path / "store", num_slots=len(RANKS))
+    yield served
+    served.close()
+
+
+def prompts(batch: int = 1, length: int = 9) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=generator)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=1e-4)
+
+
+def assert_equals_peft(base: Path, adapter: Path, store: Path) -> None:
+    """The adapter's logits are PEFT's, and differ from the base model's."""
+    ids = prompts()
+    served = Served(base, store)
+    got = served.adapted(adapter, ids)
+    served.close()
+    assert_close(got, peft_logits(base, adapter, ids))
+    assert (got - peft_logits(base, None, ids)).abs().max() > EFFECT
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture(architecture: str, tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", architecture)
+    targets = ATTENTION if architecture in ("qwen3_moe", "mixtral") else "all-linear"
+    adapter = write_adapter(base, tmp_path / "adapter", r=4, target_modules=targets)
+    assert_equals_peft(base, adapter, tmp_path / "store")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_base_only_batch_computes_what_transformers_computes(
+    architecture: str, tmp_path: Path
+) -> None:
+    base = write_checkpoint(tmp_path / "base", architecture)
+    served = Served(base, tmp_path / "store")
+    assert_close(served.base(prompts()), peft_logits(base, None, prompts()))
+    served.close()
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_rank(rank: int, llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(llama, tmp_path / "a", r=rank, lora_alpha=2, target_modules=ATTENTION)
+    assert_equals_peft(llama, adapter, tmp_path / "store")
+
+
+def test_one_batch_of_every_rank_and_the_base(served: Served, llama: Path, tmp_path: Path) -> None:
+    ids = prompts(batch=len(RANKS) + 2)
+    adapters = [
+        write_adapter(llama, tmp_path / str(r), r, r=r, lora_alpha=2, target_modules=ATTENTION)
+        for r in RANKS
+    ]
+    slots = [served.acquire(served.register(adapter, str(adapter))) for adapter in adapters]
+    got = served.logits(ids, [BASE_SLOT, *slots, BASE_SLOT])
+    alone = [peft_logits(llama, adapter, ids[[i]]) for i, adapter in enumerate(adapters, 1)]
+    base = peft_logits(llama, None, ids)
+    assert_close(got, torch.cat([base[:1], *alone, base[-1:]]))
+    assert (got - base)[1:-1].abs().amax(dim=(1, 2)).min() > EFFECT
+
+
+def test_base_rows_are_bit_equal_beside_adapters(
+    served: Served, llama: Path, tmp_path: Path
+) -> None:
+    ids = prompts(batch=3)
+    adapter = write_adapter(llama, tmp_path / "a", target_modules="all-linear")
+    slot = served.acquire(served.register(adapter))
+    mixed = served.logits(ids, [BASE_SLOT, slot, BASE_SLOT])
+    assert torch.equal(mixed[[0, 2]], served.base(ids)[[0, 2]])
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "rslora": {"use_rslora": True, "r": 16, "lora_alpha": 16, "target_modules": ATTENTION},
+    "no alpha to speak of": {"r": 4, "lora_alpha": 1, "target_modules": "all-linear"},
+    "rank_pattern": {
+        "rank_pattern": {"layers.0.self_attn.q_proj": 4, "^q_proj|k_proj": 3},
+        "target_modules": ATTENTION,
+    },
+    "alpha_pattern": {
+        "alpha_pattern": {"layers.1.*": 64, "o_proj": 1},
+        "target_modules": ATTENTION,
+    },
+    "both patterns with rslora": {
+        "use_rslora": True,
+        "rank_pattern": {"v_proj": 2},
+        "alpha_pattern": {"v_proj": 3},
+        "target_modules": ATTENTION,
+    },
+    "regex": {"target_modules": r".*\.layers\.(0|2)\..*\.(q_proj|down_proj)"},
+    "half of a fused pair, by a dotted name": {
+        "target_modules": ["self_attn.q_proj", "mlp.gate_proj"]
+    },
+    "one whole name": {"target_modules": ["model.layers.1.self_attn.v_proj"]},
+    "exclude_modules": {
+        "target_modules": ATTENTION,
+        "exclude_modules": ["layers.0.self_attn.q_proj"],
+    },
+    "exclude_modules by regex": {
+        "target_modules": "all-linear",
+        "exclude_modules": r".*\.(k_proj|up_proj)",
+    },
+    "layers_to_transform": {"target_modules": ATTENTION, "layers_to_transform": [0, 2]},
+    "layers_pattern": {
+        "target_modules": ATTENTION,
+        "layers_to_transform": 1,
+        "layers_pattern": "layers",
+    },
+    "gaussian initialisation": {"init_lora_weights": "gaussian", "target_modules": ["q_proj"]},
+    "dropout": {"lora_dropout": 0.5, "target_modules": ["q_proj"]},
+    "fan_in_fan_out": {"fan_in_fan_out": True, "target_modules": ["o_proj", "down_proj"]},
+    "embedding": {"target_modules": ["embed_tokens"]},
+    "lm_head": {"target_modules": ["lm_head"]},
+    "embedding, lm_head and rslora": {
+        "target_modules": ["embed_tokens", "lm_head", "q_proj"],
+        "use_rslora": True,
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to True")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("base", ["llama", "tied"])
+@pytest.mark.parametrize("config", FEATURES.values(), ids=FEATURES.keys())
+def test_every_feature(
+    base: str, config: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    checkpoint = request.getfixturevalue(base)
+    adapter = write_adapter(checkpoint, tmp_path / "adapter", **config)
+    assert_equals_peft(checkpoint, adapter, tmp_path / "store")
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+@pytest.mark.parametrize("fan_in_fan_out", [True, False])
+def test_transposed_base_weights(fan_in_fan_out: bool, tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4)
+    base = tmp_path / "base"
+    GPT2LMHeadModel(config).save_pretrained(base)
+    adapter = write_adapter(
+        base,
+        tmp_path / "adapter",
+        target_modules=["attn.c_proj", "c_fc"],  # square and not
+        fan_in_fan_out=fan_in_fan_out,
+    )
+    assert_equals_peft(base, adapter, tmp_path / "store")
