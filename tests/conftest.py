@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest_plugins = ["support.demo_model"]
+pytest_plugins = ["support.demo_model", "support.hypothesis_profile"]
 
 
 @pytest.fixture
