@@ -1,0 +1,210 @@
+"""EngineServer: the process around one LLMEngine. Run as `python -m loraplex.engine.server`.
+
+Its arguments are the address to bind and an EngineConfig as JSON. On standard output it writes
+nothing but the reason why it refuses to start; all else goes to standard error.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import RequestRejected, StartRefused
+from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.protocol import (
+    AbortRequest,
+    Command,
+    EngineInfo,
+    EngineStats,
+    Event,
+    FailureCode,
+    GenerateRequest,
+    GetStats,
+    Hello,
+    RegisterAdapter,
+    RequestFailed,
+    Shutdown,
+    StartProgress,
+    UnregisterAdapter,
+)
+
+EXIT_FAILED = 1  # a step failed; a fresh start may help
+EXIT_REFUSED = 3  # a restart would not help
+IDLE_MS = 1000  # how often an idle engine looks whether its parent still lives
+LOADING_MS = 5
+
+logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What the server needs of an LLMEngine."""
+
+    info: EngineInfo
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def is_waiting(self) -> bool: ...
+    def add(self, request: GenerateRequest) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[Event]: ...
+    def register_adapter(self, command: RegisterAdapter) -> None: ...
+    def unregister_adapter(self, command: UnregisterAdapter) -> None: ...
+    def stats(self) -> EngineStats: ...
+
+
+class EngineServer:
+    """Takes commands, steps the engine, sends events; waits without work when there is none."""
+
+    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._parent = os.getppid()
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serves until told to stop, or until the parent process is gone.
+
+        Raises:
+            Exception: what a step raised, once every open request has been failed.
+        """
+        self._send([self._engine.info])
+        try:
+            while not self._stopping and os.getppid() == self._parent:
+                self._turn()
+        finally:
+            self._fail_all()
+
+    def stop(self) -> None:
+        """Ends `run` after the step under way."""
+        self._stopping = True
+
+    def _turn(self) -> None:
+        for command in self._mailbox.receive(self._patience()):
+            self._obey(command)
+        if self._engine.has_work or self._engine.is_waiting:
+            self._send(self._engine.step())
+
+    def _patience(self) -> int:
+        if self._engine.has_work:
+            return 0
+        return LOADING_MS if self._engine.is_waiting else IDLE_MS
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Shutdown():
+                self.stop()
+            case AbortRequest():
+                self._engine.abort(command.request_id)
+            case GetStats():
+                stats = self._engine.stats()
+                self._send([msgspec.structs.replace(stats, request_id=command.request_id)])
+            case GenerateRequest() | RegisterAdapter() | UnregisterAdapter():
+                self._submit(command)
+            case Hello():
+                pass  # answered by the mailbox
+
+    def _submit(self, command: GenerateRequest | RegisterAdapter | UnregisterAdapter) -> None:
+        try:
+            match command:
+                case GenerateRequest():
+                    self._engine.add(command)
+                case RegisterAdapter():
+                    self._engine.register_adapter(command)
+                case UnregisterAdapter():
+                    self._engine.unregister_adapter(command)
+        except RequestRejected as rejection:
+            self._send([rejection.to_event(command.request_id)])
+        except Exception:
+            logger.exception("Request %s failed", command.request_id)
+            self._send([_internal_failure(command.request_id)])
+
+    def _send(self, events: list[Event]) -> None:
+        for request_id in self._mailbox.send(events):
+            self._engine.abort(request_id)
+
+    def _fail_all(self) -> None:
+        self._mailbox.send(
+            [
+                RequestFailed(
+                    request_id=request_id,
+                    code=FailureCode.ENGINE_UNAVAILABLE,
+                    message="The engine stopped before this request was complete; try again.",
+                )
+                for request_id in self._mailbox.open_requests
+            ]
+        )
+
+
+def _internal_failure(request_id: str) -> RequestFailed:
+    return RequestFailed(
+        request_id=request_id,
+        code=FailureCode.INTERNAL,
+        message="The engine failed on this request.",
+    )
+
+
+def serve(address: str, make_engine: Callable[[Callable[[StartProgress], None]], Engine]) -> int:
+    """Runs one engine until it is stopped, and returns the process's exit status.
+
+    `make_engine` is given a function to report progress to. What it refuses with `StartRefused`
+    is written to standard output.
+    """
+    report = _take_standard_output()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    mailbox = Mailbox(address)
+
+    def progress(step: StartProgress) -> None:
+        mailbox.receive(0)  # greets clients
+        mailbox.send([step])
+
+    try:
+        server = EngineServer(make_engine(progress), mailbox)
+        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        server.run()
+    except StartRefused as refusal:
+        os.write(report, refusal.message.encode())
+        return EXIT_REFUSED
+    except Exception:
+        logger.exception("The engine failed")
+        return EXIT_FAILED
+    finally:
+        mailbox.close()
+    return 0
+
+
+def die_with_parent() -> None:
+    """Asks Linux to end this process when its parent ends; elsewhere `run` looks by itself."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+
+
+def main() -> int:
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
+
+    def make_engine(progress: Callable[[StartProgress], None]) -> Engine:
+        progress(StartProgress("Loading libraries", 0, 1))
+        from loraplex.engine.llm_engine import LLMEngine  # noqa: PLC0415 - seconds of torch
+
+        return LLMEngine(config, progress)
+
+    return serve(address, make_engine)
+
+
+def _take_standard_output() -> int:
+    """Keeps the real standard output for the report and sends all other writes to stderr."""
+    report = os.dup(1)
+    os.dup2(2, 1)
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""An engine without a model, for tests of the process around it. Run as a program, it serves.
+
+It counts up from the last prompt token, one token a step. Some prompts make it misbehave.
+"""
+
+import os
+import sys
+import time
+
+import msgspec
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import ConfigRefused, RequestRejected
+from loraplex.engine.protocol import (
+    AdapterInfo,
+    AdapterRegistered,
+    AdapterUnregistered,
+    EngineInfo,
+    EngineStats,
+    Event,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    RegisterAdapter,
+    StartProgress,
+    TokenEvent,
+    UnregisterAdapter,
+    Usage,
+)
+from loraplex.engine.server import serve
+
+REFUSED, BROKEN, FATAL, DEADLY = 901, 902, 903, 904  # last prompt tokens
+
+
+class FakeEngine:
+    info = EngineInfo(
+        model="Fake",
+        model_revision="0",
+        tokenizer_path="",
+        max_model_len=128,
+        max_num_seqs=8,
+        vocab_size=1000,
+        eos_token_ids=[1],
+        num_blocks=8,
+        block_size=16,
+        device="cpu",
+        dtype="float32",
+        pid=os.getpid(),
+    )
+    is_waiting = False
+
+    def __init__(self) -> None:
+        self.running: dict[str, list[int]] = {}
+        self.requests: dict[str, GenerateRequest] = {}
+        self.outcomes: list[Event] = []
+        self.num_aborts = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.outcomes)
+
+    def add(self, request: GenerateRequest) -> None:
+        match request.prompt_token_ids[-1]:
+            case 901:
+                raise RequestRejected(FailureCode.INVALID_REQUEST, "refused", "prompt", ["a", "b"])
+            case 902:
+                raise RuntimeError("a fault that is this request's own")
+            case 904:
+                os.kill(os.getpid(), 9)
+        self.requests[request.request_id] = request
+        self.running[request.request_id] = []
+
+    def abort(self, request_id: str) -> None:
+        self.num_aborts += 1
+        self.running.pop(request_id, None)
+
+    def step(self) -> list[Event]:
+        time.sleep(0.001)  # as if it computed something
+        events, self.outcomes = self.outcomes, []
+        for request_id in list(self.running):
+            events += self._advance(request_id)
+        return events
+
+    def register_adapter(self, command: RegisterAdapter) -> None:
+        ref = AdapterRef(tenant=command.tenant, adapter_id=command.adapter_id, digest="d")
+        info = AdapterInfo(
+            ref=ref,
+            rank=1,
+            target_modules=[],
+            num_modules=0,
+            num_bytes=0,
+            activation="always",
+        )
+        self.outcomes.append(AdapterRegistered(command.request_id, info))
+
+    def unregister_adapter(self, command: UnregisterAdapter) -> None:
+        self.outcomes.append(AdapterUnregistered(command.request_id))
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)
+
+    def _advance(self, request_id: str) -> list[Event]:
+        request, output = self.requests[request_id], self.running[request_id]
+        if request.prompt_token_ids[-1] == FATAL:
+            raise RuntimeError("a fault of the whole engine")
+        output.append(request.prompt_token_ids[-1] + len(output) + 1)
+        is_last = len(output) == request.sampling.max_tokens
+        if is_last:
+            del self.running[request_id]
+        return [
+            TokenEvent(
+                request_id=request_id,
+                index=index,
+                token_ids=output[-1:],
+                text=f"{output[-1]} ",
+                finish_reason=FinishReason.LENGTH if is_last else None,
+                usage=Usage(len(request.prompt_token_ids), len(output), 0) if is_last else None,
+            )
+            for index in range(request.sampling.n)
+        ]
+
+
+def main() -> int:
+    address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
+
+    def make_engine(progress: object) -> FakeEngine:
+        assert callable(progress)
+        for _ in range(20 if config.model == "slow" else 1):
+            progress(StartProgress("Counting", 1, 2))
+            time.sleep(0.05)
+        if config.model == "refused":
+            raise ConfigRefused("3 blocks are needed, 2 fit")
+        if config.model == "crashing":
+            os._exit(7)
+        return FakeEngine()
+
+    return serve(address, make_engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""One engine process and its client: answers, faults, crashes, restarts."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support import fake_engine
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.client import EngineClient
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import EngineUnavailable, RequestRejected, StartRefused
+from loraplex.engine.protocol import (
+    FailureCode,
+    GenerateRequest,
+    RegisterAdapter,
+    StartProgress,
+    TokenEvent,
+    UnregisterAdapter,
+)
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.supervisor import EngineSupervisor, RestartPolicy
+
+pytestmark = pytest.mark.anyio
+
+COMMAND = (sys.executable, "-P", fake_engine.__file__)
+HASTY = RestartPolicy(max_failed_starts=2, first_delay=0.01)
+FOREVER = 10_000_000
+
+Prepare = Callable[[EngineClient], Awaitable[None]]
+
+
+def request(
+    request_id: str = "r", prompt: list[int] | None = None, max_tokens: int = 3, n: int = 1
+) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        tenant="t",
+        namespace="ns",
+        prompt_token_ids=prompt or [10],
+        sampling=SamplingParams(max_tokens=max_tokens, n=n),
+    )
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    folder: Path, model: str = "fake", prepare: Prepare | None = None
+) -> AsyncIterator[tuple[EngineClient, EngineSupervisor]]:
+    client = EngineClient(f"ipc://{folder}/engine.sock", prepare)
+    supervisor = EngineSupervisor(
+        EngineConfig(model=model, adapter_store=str(folder)), client, HASTY, COMMAND
+    )
+    await client.start()
+    running = asyncio.create_task(supervisor.run())
+    try:
+        await asyncio.wait_for(client.wait_ready(), 30)
+        yield client, supervisor
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await client.close()
+
+
+async def collect(client: EngineClient, wanted: GenerateRequest) -> list[TokenEvent]:
+    return [event async for event in client.generate(wanted)]
+
+
+async def idle(client: EngineClient) -> None:
+    """Waits until the engine runs nothing."""
+    while (await client.stats()).num_running:
+        await asyncio.sleep(0.01)
+
+
+async def test_tokens_come_back_until_each_choice_has_ended(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        events = await collect(client, request(n=2))
+
+    assert [(event.index, event.text) for event in events] == [
+        (0, "11 "),
+        (1, "11 "),
+        (0, "12 "),
+        (1, "12 "),
+        (0, "13 "),
+        (1, "13 "),
+    ]
+
+
+async def test_requests_run_side_by_side_for_several_clients(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        other = EngineClient(client.address)
+        await other.start()
+        await asyncio.wait_for(other.wait_ready(), 10)
+        outputs = await asyncio.gather(
+            *(collect(client, request(f"a{i}", [100 + i])) for i in range(4)),
+            *(collect(other, request(f"b{i}", [200 + i])) for i in range(4)),
+        )
+        await other.close()
+
+    firsts = [events[0].token_ids[0] for events in outputs]
+    assert firsts == [101, 102, 103, 104, 201, 202, 203, 204]
+
+
+async def test_a_refused_request_tells_why_and_harms_nobody(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        with pytest.raises(RequestRejected) as caught:
+            await collect(client, request("bad", [fake_engine.REFUSED]))
+
+        assert (caught.value.code, caught.value.param) == (FailureCode.INVALID_REQUEST, "prompt")
+        assert caught.value.faults == ["a", "b"]
+        assert len(await collect(client, request("good"))) == 3
+
+
+async def test_a_fault_in_one_request_fails_that_request_only(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, supervisor):
+        pid = supervisor.pid
+        with pytest.raises(RequestRejected) as caught:
+            await collect(client, request("bad", [fake_engine.BROKEN]))
+
+        assert caught.value.code is FailureCode.INTERNAL
+        assert "Traceback" not in caught.value.message
+        assert supervisor.pid == pid
+
+
+async def test_leaving_a_stream_aborts_its_request(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        async with contextlib.aclosing(client.generate(request(max_tokens=FOREVER))) as events:
+            await anext(events)
+
+        await asyncio.wait_for(idle(client), 10)
+        assert (await client.stats()).num_preemptions == 1
+
+
+async def test_cancelling_a_reader_aborts_its_request(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        reader = asyncio.create_task(collect(client, request(max_tokens=FOREVER)))
+        while not (await client.stats()).num_running:
+            await asyncio.sleep(0.01)
+        reader.cancel()
+
+        await asyncio.wait_for(idle(client), 10)
+
+
+async def test_a_client_that_goes_without_a_word_leaves_nothing_running(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        other = EngineClient(client.address)
+        await other.start()
+        await asyncio.wait_for(other.wait_ready(), 10)
+        reader = asyncio.create_task(collect(other, request(max_tokens=FOREVER)))
+        while not (await client.stats()).num_running:
+            await asyncio.sleep(0.01)
+        await other.close()
+
+        with pytest.raises(EngineUnavailable):
+            await reader
+        await asyncio.wait_for(idle(client), 10)
+
+
+@pytest.mark.parametrize("prompt", [fake_engine.FATAL, fake_engine.DEADLY])
+async def test_when_the_engine_ends_all_its_requests_fail_and_the_next_one_serves(
+    tmp_path: Path, prompt: int
+) -> None:
+    prepared: list[int] = []
+
+    async def prepare(client: EngineClient) -> None:
+        assert client.info is not None
+        prepared.append(client.info.pid)
+
+    async with engine(tmp_path, prepare=prepare) as (client, _):
+        others = [
+            asyncio.create_task(collect(client, request(f"o{i}", max_tokens=FOREVER)))
+            for i in range(3)
+        ]
+        while (await client.stats()).num_running < 3:
+            await asyncio.sleep(0.01)
+        ends = await asyncio.gather(
+            collect(client, request("bad", [prompt])), *others, return_exceptions=True
+        )
+        assert [type(end) for end in ends] == [EngineUnavailable] * 4
+
+        await asyncio.wait_for(client.wait_ready(), 30)
+        assert len(await collect(client, request("again"))) == 3
+
+    assert len(set(prepared)) == 2
+
+
+async def test_requests_are_refused_until_the_restarted_engine_is_prepared(
+    tmp_path: Path,
+) -> None:
+    gate = asyncio.Event()
+    gate.set()
+
+    async def prepare(client: EngineClient) -> None:
+        await gate.wait()
+
+    async with engine(tmp_path, prepare=prepare) as (client, supervisor):
+        gate.clear()
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        while client.is_alive:
+            await asyncio.sleep(0.01)
+        while client.info is None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineUnavailable, match="starting"):
+            await collect(client, request("early"))
+        gate.set()
+
+        await asyncio.wait_for(client.wait_ready(), 30)
+        assert len(await collect(client, request("late"))) == 3
+
+
+async def test_adapters_come_and_go(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        info = await client.register_adapter(
+            RegisterAdapter(request_id="a", tenant="t", adapter_id="x", path="p")
+        )
+        await client.unregister_adapter(UnregisterAdapter(request_id="b", adapter=info.ref))
+
+    assert info.ref == AdapterRef(tenant="t", adapter_id="x", digest="d")
+
+
+async def test_progress_is_told_while_the_engine_starts(tmp_path: Path) -> None:
+    told: list[StartProgress] = []
+    client = EngineClient(f"ipc://{tmp_path}/engine.sock", on_progress=told.append)
+    await client.start()
+    supervisor = EngineSupervisor(
+        EngineConfig(model="slow", adapter_store=""), client, HASTY, COMMAND
+    )
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(client.wait_ready(), 30)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await client.close()
+
+    assert set(told) == {StartProgress("Counting", 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("refused", "^3 blocks are needed, 2 fit$"), ("crashing", "2 times in a row.* status 7")],
+)
+async def test_an_engine_that_cannot_start_is_given_up_with_its_reason(
+    tmp_path: Path, model: str, reason: str
+) -> None:
+    client = EngineClient(f"ipc://{tmp_path}/engine.sock")
+    await client.start()
+    supervisor = EngineSupervisor(
+        EngineConfig(model=model, adapter_store=""), client, HASTY, COMMAND
+    )
+
+    with pytest.raises(StartRefused, match=reason):
+        await asyncio.wait_for(supervisor.run(), 30)
+    await client.close()
+
+
+async def test_the_engine_ends_with_its_supervisor(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, supervisor):
+        pid = supervisor.pid
+        assert pid is not None
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
