@@ -61,6 +61,11 @@ def blocks_at_peak(groups: list[KVGroup], block_size: int, num_tokens: int, chun
     """Blocks that a sequence of this length holds at most while it is computed in chunks."""
     full = -(-num_tokens // block_size)
     return sum(
-        full if group.window is None else min(full, (group.window + chunk - 2) // block_size + 2)
+        full if group.window is None else min(full, _spanned(group.window + chunk - 1, block_size))
         for group in groups
     )
+
+
+def _spanned(num_tokens: int, block_size: int) -> int:
+    """Blocks that this many tokens in a row touch at most, wherever they begin."""
+    return -(-(num_tokens - 1) // block_size) + 1

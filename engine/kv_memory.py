@@ -12,6 +12,7 @@ from loraplex.engine.kv_groups import KVGroup, KVLayer, blocks_at_peak
 
 CPU_SHARE = 0.5  # of the memory that is free once the model is loaded
 CUDA_SHARE = 0.9
+MIN_MODEL_LEN = 2  # a prompt token and one to generate
 _CGROUP = Path("/sys/fs/cgroup")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -53,17 +54,23 @@ class KVMemory:
         Raises:
             ConfigRefused: with the arithmetic, if one sequence of the maximum length does not fit.
         """
-        affordable = budget // self.bytes_per_block - 1
+        affordable = max(0, budget // self.bytes_per_block - 1)
         needed = self.blocks_at_peak(max_model_len, chunk)
         if needed > affordable:
             raise ConfigRefused(
                 f"one sequence of {max_model_len:,} tokens needs {needed:,} KV blocks of "
                 f"{self.bytes_per_block:,} bytes = {readable(needed * self.bytes_per_block)}, but "
-                f"the KV cache has {readable(budget)} = {max(0, affordable):,} blocks; give "
-                "--max-model-len "
-                f"{self.longest(max(0, affordable), chunk)} or less, or a larger --kv-cache-memory"
+                f"the KV cache has {readable(budget)} = {affordable:,} blocks "
+                f"and the null block; give {self._ways_out(affordable, needed, chunk)}"
             )
         return min(affordable, needed * max_num_seqs) + 1
+
+    def _ways_out(self, affordable: int, needed: int, chunk: int) -> str:
+        memory = f"--kv-cache-memory {(needed + 1) * self.bytes_per_block} or more"
+        longest = self.longest(affordable, chunk)
+        return (
+            memory if longest < MIN_MODEL_LEN else f"--max-model-len {longest} or less, or {memory}"
+        )
 
 
 def free_memory(device: torch.device, reserved: int = 0) -> int:
