@@ -1,0 +1,127 @@
+"""Whatever sequences do, each reads its own history, and in the end everything is free."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.kv import FULL_AND_SLIDING, admit, kv_manager, sequence_of
+from support.shadow_cache import ShadowCache
+
+from loraplex.engine.sequence import Sequence
+
+NUM_BLOCKS = 40
+
+
+class KVCacheMachine(RuleBasedStateMachine):
+    """Two tenants, two adapters, few tokens and few blocks, so that all of them meet often."""
+
+    block_size = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv = kv_manager(NUM_BLOCKS, self.block_size, FULL_AND_SLIDING)
+        self.shadow = ShadowCache(self.kv)
+        self.sequences: list[Sequence] = []
+
+    @rule(
+        length=st.integers(1, 40),
+        family=st.integers(1, 2),
+        branch=st.integers(0, 40),
+        namespace=st.sampled_from(["x", "y"]),
+        adapter=st.sampled_from([None, "a", "b"]),
+        adapter_start=st.sampled_from([0, 0, 5, 8, 13]),
+    )
+    def begin(
+        self,
+        length: int,
+        family: int,
+        branch: int,
+        namespace: str,
+        adapter: str | None,
+        adapter_start: int,
+    ) -> None:
+        """A prompt of one of two families, which leaves its family's text at `branch`."""
+        tokens = [family if i < branch else 10 * family for i in range(length)]
+        sequence = sequence_of(
+            tokens, namespace=namespace, adapter=adapter, adapter_start=adapter_start
+        )
+        cached = self.kv.find_cached(sequence)
+        assert cached.num_tokens < length
+        assert cached.num_tokens % self.block_size == 0
+        if self.kv.num_unheld_blocks(cached) <= self.kv.pool.num_free:
+            admit(self.kv, sequence)
+            self.sequences.append(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), at_most=st.integers(1, 20))
+    def compute(self, data: st.DataObject, at_most: int) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        num_tokens = min(at_most, sequence.num_uncomputed_tokens)
+        if num_tokens == 0:
+            return
+        if not self.kv.allocate_slots(sequence, num_tokens):
+            self.kv.free(sequence)  # preempted
+            self.sequences.remove(sequence)
+            return
+        self.shadow.write(sequence, num_tokens)
+        sequence.num_computed_tokens += num_tokens
+        self.kv.remember_computed(sequence)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), token=st.integers(1, 2))
+    def sample(self, data: st.DataObject, token: int) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.num_uncomputed_tokens == 0 and sequence.num_tokens < 60:
+            sequence.token_ids.append(token)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.sequences))
+        if parent.num_uncomputed_tokens == 0 and len(self.sequences) < 8:
+            child = parent.fork(1)
+            self.kv.fork(parent, child)
+            self.sequences.append(child)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        self.kv.free(sequence)
+        self.sequences.remove(sequence)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.kv.check_integrity()
+
+    @invariant()
+    def each_reads_its_own_history(self) -> None:
+        for sequence in self.sequences:
+            self.shadow.check(sequence)
+
+    @invariant()
+    def slots_are_counted_right(self) -> None:
+        used: dict[int, int] = {}
+        for sequence in self.sequences:
+            for row in self.kv.block_ids(sequence).tolist():
+                for index, block in enumerate(row):
+                    tokens = sequence.num_computed_tokens - index * self.block_size
+                    filled = max(0, min(self.block_size, tokens))
+                    if block:
+                        used[block] = max(used.get(block, 0), filled)
+        assert self.kv.slots() == (len(used) * self.block_size, sum(used.values()))
+
+    def teardown(self) -> None:
+        for sequence in self.sequences:
+            self.kv.free(sequence)
+        self.kv.check_integrity()
+        assert self.kv.pool.num_free == NUM_BLOCKS
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_every_sequence_reads_its_own_history(block_size: int) -> None:
+    machine = type("Machine", (KVCacheMachine,), {"block_size": block_size})
+    case = machine.TestCase
+    case.settings = settings(max_examples=60, stateful_step_count=40)
+
+    case().runTest()
