@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-_SECONDS = 5
+_SECONDS = 3
 _MEMORY = 256 << 20
 _PLAIN = re.compile(r"\^?(?:\w|\\?\.|-)*")
 _FEW = 50_000

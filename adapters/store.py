@@ -107,7 +107,7 @@ class AdapterStore:
 
 def _read_config(source: Path) -> bytes:
     path = source / CONFIG_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path's, false for a name that cannot exist
         raise AdapterRejected([_missing_config(source)])
     try:
         with path.open("rb") as file:
@@ -117,6 +117,8 @@ def _read_config(source: Path) -> bytes:
 
 
 def _missing_config(source: Path) -> str:
+    if not os.path.isdir(source):
+        return f"{CONFIG_NAME} is missing; there is no such folder"
     deeper = sorted(path.parent.name for path in source.glob(f"*/{CONFIG_NAME}"))
     hint = f"; there is one in the folder {listed(deeper)} below" if deeper else ""
     return f"{CONFIG_NAME} is missing{hint}"
@@ -124,7 +126,7 @@ def _missing_config(source: Path) -> str:
 
 def _copy_weights(source: Path, target: Path, max_bytes: int) -> str:
     path = source / WEIGHTS_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise AdapterRejected([_missing_weights(source)])
     size = path.stat().st_size
     if size > max_bytes:

@@ -183,3 +183,42 @@ def test_transposed_base_weights(fan_in_fan_out: bool, tmp_path: Path) -> None:
         fan_in_fan_out=fan_in_fan_out,
     )
     assert_equals_peft(base, adapter, tmp_path / "store")
+
+
+def test_rslora_acts_by_the_root_of_the_rank_more(
+    served: Served, llama: Path, tmp_path: Path
+) -> None:
+    def delta(use_rslora: bool) -> torch.Tensor:
+        config = {"r": 16, "lora_alpha": 16, "use_rslora": use_rslora}
+        folder = tmp_path / str(use_rslora)
+        write_adapter(llama, folder, target_modules=["lm_head"], **config)
+        return served.adapted(folder, prompts()) - served.base(prompts())
+
+    torch.testing.assert_close(delta(True), 4.0 * delta(False), atol=TOLERANCE, rtol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_bfloat16_is_as_close_to_float32_as_peft_is(architecture: str, tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", architecture)
+    adapter = write_adapter(base, tmp_path / "adapter", target_modules="all-linear")
+    exact = peft_logits(base, adapter, prompts())
+    peft_error = (peft_logits(base, adapter, prompts(), torch.bfloat16) - exact).abs().mean()
+    served = Served(base, tmp_path / "store", dtype=torch.bfloat16)
+    error = (served.adapted(adapter, prompts()) - exact).abs().mean()
+    served.close()
+    assert error < 1.5 * peft_error
+
+
+def test_adapters_of_different_modules_in_one_batch(
+    served: Served, llama: Path, tmp_path: Path
+) -> None:
+    ids = prompts(batch=4)
+    folders = [
+        write_adapter(llama, tmp_path / "wide", 1, target_modules="all-linear"),
+        write_adapter(llama, tmp_path / "head", 2, target_modules=["lm_head", "embed_tokens"]),
+        write_adapter(llama, tmp_path / "one", 3, target_modules=["v_proj"], layers_to_transform=1),
+    ]
+    slots = [served.acquire(served.register(folder)) for folder in folders]
+    got = served.logits(ids, [*slots, BASE_SLOT])
+    want = [peft_logits(llama, folder, ids[[row]]) for row, folder in enumerate(folders)]
+    assert_close(got, torch.cat([*want, peft_logits(llama, None, ids[3:])]))

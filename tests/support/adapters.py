@@ -9,13 +9,13 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from support.architectures import load_reference
 
 from loraplex.adapters.batch import BASE_SLOT, LoRABatch
 from loraplex.adapters.injection import inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
 from loraplex.adapters.manifest import AdapterRef
-from support.architectures import load_reference
 
 CPU = torch.device("cpu")
 
@@ -59,9 +59,11 @@ def edit_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> Path:
 
 
 @torch.inference_mode()
-def peft_logits(base: Path, adapter: Path | None, ids: torch.Tensor) -> torch.Tensor:
+def peft_logits(
+    base: Path, adapter: Path | None, ids: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """[B, T, vocabulary] logits of plain transformers, or of PEFT with an adapter; ids [B, T]."""
-    model = load_reference(base)
+    model = load_reference(base).to(dtype)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter).eval()
     return model(input_ids=ids, use_cache=False).logits
@@ -70,11 +72,18 @@ def peft_logits(base: Path, adapter: Path | None, ids: torch.Tensor) -> torch.Te
 class Served:
     """A checkpoint with our LoRA layers, run by transformers' own attention on whole sequences."""
 
-    def __init__(self, base: Path, store: Path, num_slots: int = 8) -> None:
+    def __init__(
+        self,
+        base: Path,
+        store: Path,
+        num_slots: int = 8,
+        dtype: torch.dtype = torch.float32,
+        host_bytes: int = 1 << 30,
+    ) -> None:
         self.context = LoRAContext()
-        self.model = load_reference(base)
+        self.model = load_reference(base).to(dtype)
         self.sites = inject_lora(self.model, self.context, num_slots)
-        self.manager = LoRAManager(self.sites, store, [base.name])
+        self.manager = LoRAManager(self.sites, store, [base.name], host_bytes)
 
     def register(self, folder: Path, adapter_id: str = "a", tenant: str = "t") -> AdapterRef:
         return self.manager.register(tenant, adapter_id, folder).ref

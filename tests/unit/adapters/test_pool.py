@@ -1,0 +1,101 @@
+"""AdapterPool: a closed book of slots."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from loraplex.adapters.pool import AdapterPool
+
+KEYS = "abcde"
+
+
+def test_a_free_slot_is_used_before_an_idle_one() -> None:
+    pool = AdapterPool(2)
+    first = pool.acquire("a")
+    pool.release("a")
+    assert pool.acquire("b") != first
+    assert "a" in pool
+
+
+def test_the_least_recently_used_idle_key_leaves() -> None:
+    pool = AdapterPool(2)
+    for key in ("a", "b", "a"):
+        pool.acquire(key)
+        pool.release(key)
+    pool.acquire("c")
+    assert ("a" in pool, "b" in pool, pool.num_evictions) == (True, False, 1)
+
+
+def test_there_is_no_slot_while_all_are_in_use() -> None:
+    pool = AdapterPool(1)
+    pool.acquire("a")
+    assert pool.acquire("b") is None
+    assert not pool.can_acquire("b")
+
+
+def test_a_key_in_use_cannot_be_discarded() -> None:
+    pool = AdapterPool(1)
+    pool.acquire("a")
+    with pytest.raises(ValueError, match="in use"):
+        pool.discard("a")
+
+
+def test_a_release_without_an_acquire_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        AdapterPool(1).release("a")
+
+
+class Slots(RuleBasedStateMachine):
+    """Any sequence of acquire, release and discard against a plain model of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = AdapterPool(3)
+        self.held: dict[str, list[int]] = {}  # key -> the slot that each holder was given
+
+    @rule(key=st.sampled_from(KEYS))
+    def acquire(self, key: str) -> None:
+        slot = self.pool.acquire(key)
+        if slot is None:
+            assert len(self.held) == 3
+            assert key not in self.held
+            return
+        self.held.setdefault(key, []).append(slot)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.release(key)
+        self.held[key].pop()
+        if not self.held[key]:
+            del self.held[key]
+
+    @rule(key=st.sampled_from(KEYS))
+    def discard(self, key: str) -> None:
+        if key not in self.held:
+            self.pool.discard(key)
+            assert key not in self.pool
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        self.pool.check_integrity()
+        assert self.pool.num_references == sum(map(len, self.held.values()))
+
+    @invariant()
+    def a_slot_in_use_does_not_move_and_is_not_shared(self) -> None:
+        slots = [set(given) for given in self.held.values()]
+        assert all(len(given) == 1 for given in slots)
+        assert len(set().union(*slots)) == len(slots)
+
+    def teardown(self) -> None:
+        for key, holders in self.held.items():
+            for _ in holders:
+                self.pool.release(key)
+        assert self.pool.num_references == 0
+        self.pool.check_integrity()
+
+
+TestSlots = Slots.TestCase
+TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
