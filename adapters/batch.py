@@ -18,7 +18,7 @@ class LoRASegment:
     rows: torch.Tensor  # [n] int64, ascending
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoRABatch:
     """The adapter slots of a flat batch of rows, at least one of which is not the base model's."""
 

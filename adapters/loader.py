@@ -1,14 +1,17 @@
 """AdapterLoader: brings stored adapters into host memory on a thread of its own."""
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.errors import AdapterError, AdapterUnavailable
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.weights import LoRAWeights
 
 _RETRY_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class AdapterLoader:
@@ -57,8 +60,17 @@ class AdapterLoader:
             if not future.done():
                 continue
             del self._loading[digest]
-            try:
+            error = future.exception()
+            if error is None:
                 self._cache.put(digest, future.result())
                 self.num_loads += 1
-            except AdapterError as error:
-                self._failed[digest] = (self._clock(), error)
+            else:
+                self._failed[digest] = (self._clock(), _as_adapter_error(error))
+
+
+def _as_adapter_error(error: BaseException) -> AdapterError:
+    """What an owner is told; one adapter's failure, of whatever kind, is not the engine's."""
+    if isinstance(error, AdapterError):
+        return error
+    logger.error("an adapter could not be loaded", exc_info=error)
+    return AdapterUnavailable("the adapter could not be loaded")

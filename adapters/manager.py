@@ -104,13 +104,15 @@ class LoRAManager:
 
         Raises:
             AdapterRejected: with every fault found.
+            AdapterUnavailable: the store cannot be used.
         """
-        with self._store.stage(path, self._max_file_bytes()) as staged:
-            mismatch = self._is_mismatch(staged.manifest)
-            if mismatch and not allow_base_mismatch:
-                raise AdapterRejected([self._mismatch_fault(staged.manifest)])
-            weights = self._read(staged)
-            stored = self._store.publish(staged)
+        try:
+            with self._store.stage(path, self._max_file_bytes()) as staged:
+                mismatch = self._judge_base(staged.manifest, allow_base_mismatch)
+                weights = self._read(staged)
+                stored = self._store.publish(staged)
+        except OSError as error:
+            raise AdapterUnavailable("the adapter store cannot be used") from error
         ref = AdapterRef(tenant=tenant, adapter_id=adapter_id, digest=stored.digest)
         info = _describe(ref, stored.manifest, weights, mismatch)
         with self._lock:
@@ -244,14 +246,16 @@ class LoRAManager:
             total += numbers * _LARGEST_ITEM
         return total
 
-    def _is_mismatch(self, manifest: AdapterManifest) -> bool:
+    def _judge_base(self, manifest: AdapterManifest, allow_mismatch: bool) -> bool:
+        """Whether the adapter was trained on a base of another name, which must be allowed."""
         name = _last_part(manifest.base_model)
-        return bool(name and self._base_names) and name not in self._base_names
-
-    def _mismatch_fault(self, manifest: AdapterManifest) -> str:
-        return (
-            f"the adapter was trained on {shown(_last_part(manifest.base_model))}, the served "
-            f"base model is {', '.join(map(repr, sorted(self._base_names)))}"
+        if not name or not self._base_names or name in self._base_names:
+            return False
+        if allow_mismatch:
+            return True
+        served = ", ".join(map(repr, sorted(self._base_names)))
+        raise AdapterRejected(
+            [f"the adapter was trained on {shown(name)}, the served base model is {served}"]
         )
 
 

@@ -62,7 +62,7 @@ class AdapterStore:
         Raises:
             AdapterRejected: a file is missing, too large or not a regular file, or the config is
                 not acceptable.
-            AdapterUnavailable: the files cannot be copied.
+            OSError: the files cannot be copied.
         """
         config = _read_config(source)
         manifest = AdapterManifest.from_json(config)
@@ -132,11 +132,8 @@ def _copy_weights(source: Path, target: Path, max_bytes: int) -> str:
     if size > max_bytes:
         limit = f"{max_bytes} bytes that an adapter of this base model can have at most"
         raise AdapterRejected([f"{WEIGHTS_NAME} has {size} bytes, more than the {limit}"])
-    try:
-        shutil.copyfile(path, target)
-        return _hash(target)
-    except OSError as error:
-        raise AdapterUnavailable("the adapter cannot be copied into the store") from error
+    shutil.copyfile(path, target)
+    return _hash(target)
 
 
 def _missing_weights(source: Path) -> str:

@@ -222,3 +222,21 @@ def test_adapters_of_different_modules_in_one_batch(
     got = served.logits(ids, [*slots, BASE_SLOT])
     want = [peft_logits(llama, folder, ids[[row]]) for row, folder in enumerate(folders)]
     assert_close(got, torch.cat([*want, peft_logits(llama, None, ids[3:])]))
+
+
+def test_an_activated_lora_acts_from_its_invocation_on(
+    served: Served, llama: Path, tmp_path: Path
+) -> None:
+    invocation = [7, 8]
+    ids = prompts(length=12)
+    ids[0, [2, 3, 6, 7]] = torch.tensor(invocation * 2)
+    config = {"alora_invocation_tokens": invocation, "target_modules": "all-linear"}
+    adapter = write_adapter(llama, tmp_path / "adapter", **config)
+    ref = served.register(adapter)
+    assert served.manager.manifest(ref).invocation_tokens == invocation
+    slot = served.acquire(ref)
+    got = served.logits_by_token(ids, [BASE_SLOT] * 6 + [slot] * 6)
+    assert_close(got, peft_logits(llama, adapter, ids))
+    base = served.base(ids)
+    assert torch.equal(got[:, :6], base[:, :6])
+    assert (got - base)[:, 6:].abs().amax(dim=(0, 2)).min() > EFFECT

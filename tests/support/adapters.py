@@ -98,10 +98,13 @@ class Served:
         assert slot is not None
         return slot
 
-    @torch.inference_mode()
     def logits(self, ids: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
         """[B, T, vocabulary] logits of ids [B, T]; row b uses slot `slots[b]`, -1 for the base."""
-        token_slots = [slot for slot in slots for _ in range(ids.shape[1])]
+        return self.logits_by_token(ids, [slot for slot in slots for _ in range(ids.shape[1])])
+
+    @torch.inference_mode()
+    def logits_by_token(self, ids: torch.Tensor, token_slots: Sequence[int]) -> torch.Tensor:
+        """[B, T, vocabulary] logits of ids [B, T]; B * T slots."""
         self.context.hidden = self.context.logits = LoRABatch.build(token_slots, CPU)
         return self.model(input_ids=ids, use_cache=False).logits
 

@@ -75,6 +75,18 @@ def test_one_failure_is_no_other_adapters_failure(loader: AdapterLoader) -> None
     assert loader.error("b") is None
 
 
+def test_a_failure_of_any_kind_is_told_as_the_adapters(
+    loader: AdapterLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down() -> LoRAWeights:
+        raise MemoryError
+
+    loader.ready("a", break_down)
+    until(lambda: loader.error("a"))
+    assert isinstance(loader.error("a"), AdapterUnavailable)
+    assert "MemoryError" in caplog.text
+
+
 def test_a_forgotten_load_leaves_nothing(loader: AdapterLoader, cache: HostCache) -> None:
     gate = threading.Event()
 
