@@ -1,5 +1,6 @@
 """AdapterDesk: adapters come and go beside the running engine."""
 
+import logging
 from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,8 @@ from loraplex.engine.protocol import (
     RequestFailed,
     UnregisterAdapter,
 )
+
+logger = logging.getLogger(__name__)
 
 Outcome = AdapterRegistered | AdapterUnregistered | RequestFailed
 
@@ -102,6 +105,10 @@ def _registered(request_id: str, future: Future[RegisteredAdapter]) -> Outcome:
         adapter = future.result()
     except AdapterError as error:
         return _failed(request_id, error)
+    except Exception:  # whatever one tenant's files provoke stays that registration's failure
+        logger.exception("Registration %s failed", request_id)
+        message = "The adapter could not be read."
+        return RequestFailed(request_id=request_id, code=FailureCode.INTERNAL, message=message)
     return AdapterRegistered(
         request_id,
         AdapterInfo(
