@@ -5,9 +5,8 @@ from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from loraplex.adapters.manager import LoRAManager, LoRAStats, RegisteredAdapter
-
 from loraplex.adapters.errors import AdapterError, AdapterNotFound, AdapterRejected
+from loraplex.adapters.manager import LoRAManager, LoRAStats, RegisteredAdapter
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
