@@ -19,6 +19,7 @@ from loraplex.engine.sequence import Sequence
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
 
+_LARGEST = 1e30
 _NUCLEUS_GUESS = 1024  # most likely tokens looked at before all of them are sorted
 
 
@@ -77,6 +78,7 @@ class Sampler:
             logits[token] += bias
         if params.has_penalties:
             apply_penalties(logits, sequence)
+            logits.clamp_(-_LARGEST, _LARGEST)  # an extreme penalty must not make infinities meet
         if sequence.num_output_tokens < params.min_tokens:
             logits[sorted(self._stops.ending_token_ids(sequence))] = float("-inf")
         return logits
@@ -149,7 +151,7 @@ def candidates(logits: Tensor, params: SamplingParams) -> tuple[Tensor | None, T
     Returns:
         (tokens [C] or None for all in order, probabilities [C] float32).
     """
-    logits = logits / params.temperature
+    logits = (logits - logits.max()) / params.temperature  # the smallest temperature stays finite
     top_k = params.top_k if 0 < params.top_k < len(logits) else None
     if top_k is None and params.top_p == 1.0:
         probs = torch.softmax(logits, dim=-1)
