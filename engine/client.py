@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -47,14 +47,15 @@ class EngineClient:
     Args:
         address: the ZeroMQ endpoint that the engine binds.
         prepare: awaited each time an engine has become ready, before any request is let through;
-            it registers the adapters. It may call everything but `generate`.
+            it registers the adapters. It may call everything but `generate`. Where it returns
+            False, none is let through.
         on_progress: told how far the engine's start is.
     """
 
     def __init__(
         self,
         address: str,
-        prepare: Callable[["EngineClient"], Awaitable[None]] | None = None,
+        prepare: Callable[["EngineClient"], Awaitable[bool]] | None = None,
         on_progress: Callable[[StartProgress], None] | None = None,
     ) -> None:
         self.address = address
@@ -106,7 +107,7 @@ class EngineClient:
         self._socket.close(linger=0)
         self._context.term()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
         """Yields the events of all choices, until each has had its last.
 
         Closing or cancelling the iterator aborts the request.
@@ -191,15 +192,15 @@ class EngineClient:
     async def _become_ready(self, info: EngineInfo) -> None:
         self.info = info
         try:
-            if self._prepare is not None:
-                await self._prepare(self)
+            is_prepared = self._prepare is None or await self._prepare(self)
         except EngineUnavailable:
             return  # it ended again; its successor is prepared anew
         except Exception:
             logger.exception("The engine started, but could not be prepared")
             return
-        self.times_ready += 1
-        self._ready.set()
+        if is_prepared:
+            self.times_ready += 1
+            self._ready.set()
 
     async def _watch_connection(self) -> None:
         while True:

@@ -10,6 +10,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
 
 
 class InvalidSamplingParams(ValueError):
@@ -64,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _faults(self) -> Iterator[tuple[str, str]]:
-        for name, low, high in _RANGES:
+        for name, low, high in RANGES:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 yield name, f"{name} must be between {low} and {high}, got {value}"
@@ -101,12 +102,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-_RANGES = (
+RANGES = (
     ("n", 1, MAX_CHOICES),
-    ("max_tokens", 1, math.inf),
-    ("min_tokens", 0, math.inf),
+    ("max_tokens", 1, MAX_COUNT),
+    ("min_tokens", 0, MAX_COUNT),
     ("temperature", 0.0, 2.0),
-    ("top_k", -1, math.inf),
+    ("top_k", -1, MAX_COUNT),
     ("min_p", 0.0, 1.0),
     ("frequency_penalty", -2.0, 2.0),
     ("presence_penalty", -2.0, 2.0),

@@ -36,7 +36,7 @@ from loraplex.engine.protocol import (
 
 EXIT_FAILED = 1  # a step failed; a fresh start may help
 EXIT_REFUSED = 3  # a restart would not help
-IDLE_MS = 1000  # how often an idle engine looks whether its parent still lives
+IDLE_MS = 250  # how often an idle engine looks whether its parent still lives
 LOADING_MS = 5
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class Engine(Protocol):
     def register_adapter(self, command: RegisterAdapter) -> None: ...
     def unregister_adapter(self, command: UnregisterAdapter) -> None: ...
     def stats(self) -> EngineStats: ...
+    def close(self) -> None: ...
 
 
 class EngineServer:
@@ -80,6 +81,7 @@ class EngineServer:
                 self._turn()
         finally:
             self._fail_all()
+            self._engine.close()
 
     def stop(self) -> None:
         """Ends `run` after the step under way."""

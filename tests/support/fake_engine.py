@@ -100,6 +100,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)
 
+    def close(self) -> None:
+        self.running.clear()
+
     def _advance(self, request_id: str) -> list[Event]:
         request, output = self.requests[request_id], self.running[request_id]
         if request.prompt_token_ids[-1] == FATAL:

@@ -32,7 +32,7 @@ COMMAND = (sys.executable, "-P", fake_engine.__file__)
 HASTY = RestartPolicy(max_failed_starts=2, first_delay=0.01)
 FOREVER = 10_000_000
 
-Prepare = Callable[[EngineClient], Awaitable[None]]
+Prepare = Callable[[EngineClient], Awaitable[bool]]
 
 
 def request(
@@ -166,9 +166,10 @@ async def test_when_the_engine_ends_all_its_requests_fail_and_the_next_one_serve
 ) -> None:
     prepared: list[int] = []
 
-    async def prepare(client: EngineClient) -> None:
+    async def prepare(client: EngineClient) -> bool:
         assert client.info is not None
         prepared.append(client.info.pid)
+        return True
 
     async with engine(tmp_path, prepare=prepare) as (client, _):
         others = [
@@ -194,8 +195,8 @@ async def test_requests_are_refused_until_the_restarted_engine_is_prepared(
     gate = asyncio.Event()
     gate.set()
 
-    async def prepare(client: EngineClient) -> None:
-        await gate.wait()
+    async def prepare(client: EngineClient) -> bool:
+        return await gate.wait()
 
     async with engine(tmp_path, prepare=prepare) as (client, supervisor):
         gate.clear()

@@ -1,0 +1,128 @@
+"""The command line: `loraplex serve`, `loraplex capacity`."""
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+
+from loraplex import __version__
+from loraplex.platform.config import Settings, load_settings
+from loraplex.platform.errors import SettingsRefused, StartFailed
+from loraplex.platform.serve import serve_until_stopped
+
+EXIT_REFUSED = 2
+EXIT_FAILED = 1
+
+app = typer.Typer(
+    name="loraplex",
+    help="Serve one base model and many LoRA adapters from one paged KV pool.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # its table cuts long option names
+    pretty_exceptions_enable=False,
+)
+console = Console(stderr=True, highlight=False)
+
+
+def option(setting: str, metavar: str, *names: str) -> Any:
+    """A command line option with the text and the default of its setting."""
+    field = Settings.model_fields[setting]
+    shown = "none" if field.default is None or field.default == {} else field.default
+    note = "must be given" if field.is_required() else f"default: {shown}"
+    return typer.Option(
+        *names, metavar=metavar, help=f"{field.description} [{note}]", show_default=False
+    )
+
+
+Text = str | None  # Settings reads the values, so that it can name all faults at once
+
+
+@app.command()
+def serve(  # noqa: PLR0913 - one parameter per option
+    *,
+    model: Annotated[Text, option("model", "FOLDER")] = None,
+    served_model_name: Annotated[Text, option("served_model_name", "NAME")] = None,
+    adapter: Annotated[list[str] | None, option("adapters", "NAME=FOLDER", "--adapter")] = None,
+    allow_base_mismatch: Annotated[
+        bool, option("allow_base_mismatch", "", "--allow-base-mismatch")
+    ] = False,
+    host: Annotated[Text, option("host", "HOST")] = None,
+    port: Annotated[Text, option("port", "PORT")] = None,
+    api_key: Annotated[Text, option("api_key", "KEY")] = None,
+    max_body_size: Annotated[Text, option("max_body_size", "BYTES")] = None,
+    dtype: Annotated[Text, option("dtype", "auto|float32|bfloat16|float16")] = None,
+    device: Annotated[Text, option("device", "auto|cpu|cuda")] = None,
+    max_model_len: Annotated[Text, option("max_model_len", "N")] = None,
+    max_num_seqs: Annotated[Text, option("max_num_seqs", "N")] = None,
+    max_num_batched_tokens: Annotated[Text, option("max_num_batched_tokens", "N")] = None,
+    kv_cache_memory: Annotated[Text, option("kv_cache_memory", "BYTES")] = None,
+    block_size: Annotated[Text, option("block_size", "N")] = None,
+    max_adapter_slots: Annotated[Text, option("max_adapter_slots", "N")] = None,
+    seed: Annotated[Text, option("seed", "N")] = None,
+    num_threads: Annotated[Text, option("num_threads", "N")] = None,
+) -> None:
+    """Serve a model and its adapters over an OpenAI-compatible API.
+
+    Every option can also be set as an environment variable: --max-model-len is
+    LORAPLEX_MAX_MODEL_LEN. Data lives under LORAPLEX_HOME, by default ~/.loraplex.
+    """
+    given = {name: value for name, value in locals().items() if value not in (None, False)}
+    try:
+        if "adapter" in given:
+            given["adapters"] = parse_adapters(given.pop("adapter"))
+        uvloop.run(serve_until_stopped(load_settings(given), console))
+    except SettingsRefused as refusal:
+        raise _complain(refusal.faults, EXIT_REFUSED) from refusal
+    except StartFailed as failure:
+        raise _complain(failure.faults, EXIT_FAILED) from failure
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def capacity(context: typer.Context) -> None:
+    """Say what a model's KV cache costs and how many sequences fit."""
+    command = [sys.executable, "-P", "-m", "loraplex.engine.capacity", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def parse_adapters(values: list[str]) -> dict[str, str]:
+    """Splits each NAME=FOLDER.
+
+    Raises:
+        SettingsRefused: for values of another form, and for names that are given twice.
+    """
+    pairs = [value.partition("=") for value in values]
+    names = Counter(name for name, equals, _ in pairs if equals)
+    faults = [
+        f"--adapter takes NAME=FOLDER, got {name!r}"
+        for name, equals, folder in pairs
+        if not (name and equals and folder)
+    ]
+    faults += [
+        f"--adapter {name} is given {count} times" for name, count in names.items() if count > 1
+    ]
+    if faults:
+        raise SettingsRefused(faults)
+    return {name: folder for name, _, folder in pairs}
+
+
+def _complain(faults: list[str], status: int) -> typer.Exit:
+    for fault in faults:
+        console.print(f"loraplex: {fault}", style="red", markup=False, soft_wrap=True)
+    return typer.Exit(status)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,151 @@
+"""Settings: how this server is configured. Nothing else reads the environment."""
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from loraplex.engine.config import EngineConfig
+from loraplex.platform.errors import SettingsRefused
+
+PREFIX = "LORAPLEX_"
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kmg]i?)b?", re.IGNORECASE)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+
+
+def parse_size(value: object) -> object:
+    """Turns "2GiB", "500MB" or "1024" into bytes; other types pass through to the next check."""
+    if not isinstance(value, str):
+        return value
+    match = SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"must be bytes or a size such as 500MB or 2GiB, got {value!r}")
+    return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+def check_name(name: str) -> str:
+    if NAME.fullmatch(name) is None:
+        raise ValueError(
+            "must have 1 to 128 letters, digits or . _ : - and begin with a letter or a digit, "
+            f"got {name!r}"
+        )
+    return name
+
+
+def check_folder(folder: Path) -> Path:
+    if not folder.expanduser().is_dir():
+        raise ValueError(f"there is no folder {str(folder)!r}")
+    return folder.expanduser().absolute()
+
+
+Folder = Annotated[Path, AfterValidator(check_folder)]
+Bytes = Annotated[int, BeforeValidator(parse_size)]
+ModelName = Annotated[str, AfterValidator(check_name)]
+
+
+class Settings(BaseSettings):
+    """Each comes from the command line, else from LORAPLEX_<NAME>, else it is the default.
+
+    Made by `load_settings`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    home: Path = Field(Path("~/.loraplex"), description="Folder of the server's data")
+    model: Folder = Field(description="Folder of a Hugging Face checkpoint")
+    served_model_name: ModelName = Field("base", description="Name of the base model in the API")
+    adapters: dict[ModelName, Folder] = Field({}, description="PEFT folders by name in the API")
+    allow_base_mismatch: bool = Field(
+        False, description="Accept adapters that name another base model than the served one"
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    api_key: SecretStr | None = Field(
+        None, min_length=1, description="The key that callers must give; made if not set"
+    )
+    max_body_size: Bytes = Field(
+        16 * 2**20, ge=1, description="Largest request body, such as 16MiB"
+    )
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Number format of weights and KV cache; auto: the checkpoint's"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: cuda where there is one"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest prompt and answer in tokens; not set: the model's own"
+    )
+    max_num_seqs: int = Field(64, ge=1, description="Most sequences that run at once")
+    max_num_batched_tokens: int = Field(1024, ge=1, description="Most tokens of one step")
+    kv_cache_memory: Bytes | None = Field(
+        None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
+    )
+    block_size: int = Field(16, ge=1, description="Tokens of one KV block")
+    max_adapter_slots: int = Field(16, ge=1, description="Most adapters on the device at once")
+    seed: int = Field(0, description="Seed of requests that bring none")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")
+
+    @property
+    def key(self) -> str:
+        return "" if self.api_key is None else self.api_key.get_secret_value()
+
+    @property
+    def home_folder(self) -> Path:
+        return self.home.expanduser().absolute()
+
+    @property
+    def adapter_store(self) -> Path:
+        return self.home_folder / "adapters"
+
+    def engine_config(self) -> EngineConfig:
+        """Raises SettingsRefused where settings do not fit each other."""
+        shared = {
+            name: getattr(self, name)
+            for name in EngineConfig.__struct_fields__
+            if name in type(self).model_fields
+        }
+        shared |= {"model": str(self.model), "adapter_store": str(self.adapter_store)}
+        try:
+            return EngineConfig(**shared)
+        except ValueError as error:
+            raise SettingsRefused(str(error).split("; ")) from error
+
+
+def load_settings(given: dict[str, Any]) -> Settings:
+    """Settings from `given`, the environment and the defaults, in this order.
+
+    Raises:
+        SettingsRefused: naming every setting at fault.
+    """
+    unknown = [
+        f"{name} is not a setting of Loraplex"
+        for name in sorted(os.environ)
+        if name.startswith(PREFIX)
+        and name.removeprefix(PREFIX).lower() not in Settings.model_fields
+    ]
+    if unknown:
+        raise SettingsRefused(unknown)
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise SettingsRefused([_describe(fault) for fault in error.errors()]) from error
+    return settings.model_copy(
+        update={"api_key": settings.api_key or SecretStr(f"lpx_{secrets.token_urlsafe(32)}")}
+    )
+
+
+def _describe(fault: ErrorDetails) -> str:
+    name = str(fault["loc"][0]) if fault["loc"] else "settings"
+    inner = "".join(f" {part}" for part in fault["loc"][1:] if part != "[key]")
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing":
+        message = "must be given"
+    option = "adapter" if name == "adapters" else name.replace("_", "-")
+    return f"--{option} ({PREFIX}{name.upper()}){inner}: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,140 @@
+"""Deployment: one engine, and what the API needs around it."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import Request
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineUnavailable, RequestRejected, StartRefused
+from loraplex.engine.protocol import StartProgress
+from loraplex.engine.supervisor import EngineSupervisor
+from loraplex.platform.auth import ApiKeyAuthenticator
+from loraplex.platform.catalog.service import Catalog
+from loraplex.platform.config import Settings
+from loraplex.platform.errors import Conflict, StartFailed
+from loraplex.platform.inference.service import InferenceService
+from loraplex.platform.metrics import Metrics
+
+MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
+
+
+class Deployment:
+    """Made and started by the application; `wait_ready` tells how the start went.
+
+    Args:
+        settings: with an API key.
+        on_progress: told how far the engine's start is.
+
+    Raises:
+        SettingsRefused: where settings do not fit each other.
+    """
+
+    def __init__(
+        self, settings: Settings, on_progress: Callable[[StartProgress], None] | None = None
+    ) -> None:
+        self.settings = settings
+        self.authenticator = ApiKeyAuthenticator(settings.key)
+        self.catalog = Catalog(settings.served_model_name, settings.adapter_store)
+        self.metrics = Metrics(settings.served_model_name)
+        self._socket = _socket_path(settings.home_folder)
+        self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
+        self.inference = InferenceService(self.engine, self.catalog)
+        self._supervisor = EngineSupervisor(settings.engine_config(), self.engine)
+        self._failed = asyncio.Event()
+        self._failure = StartFailed([])
+
+    async def start(self) -> None:
+        """Begins to start the engine, and returns."""
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        await self.engine.start()
+        self._supervising = asyncio.create_task(self._supervise())
+
+    async def stop(self) -> None:
+        """Ends the engine and what runs on it."""
+        self._supervising.cancel()
+        await asyncio.gather(self._supervising, return_exceptions=True)
+        await self.engine.close()
+        self.inference.close()
+        self._socket.unlink(missing_ok=True)
+
+    async def wait_ready(self) -> None:
+        """Raises StartFailed if there is nothing to wait for."""
+        waits = [
+            asyncio.create_task(wait()) for wait in (self.engine.wait_ready, self._failed.wait)
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self.raise_if_failed()
+
+    async def wait_failed(self) -> None:
+        """Returns when the engine is given up, at its start or later."""
+        await self._failed.wait()
+
+    def raise_if_failed(self) -> None:
+        """Raises StartFailed if the engine has been given up."""
+        if self._failed.is_set():
+            raise self._failure
+
+    async def _supervise(self) -> None:
+        try:
+            await self._supervisor.run()
+        except StartRefused as refusal:
+            self._fail([refusal.message])
+
+    async def _prepare(self, engine: EngineClient) -> bool:
+        """Makes a new engine ready for requests. False: it cannot be made ready."""
+        if engine.info is None:
+            raise EngineUnavailable
+        try:
+            await self.inference.load_tokenizer(engine.info)
+        except StartRefused as refusal:
+            return self._fail([refusal.message])
+        await self.catalog.restore(engine)
+        faults = await self._register_configured(engine)
+        return self._fail(faults) if faults else True
+
+    async def _register_configured(self, engine: EngineClient) -> list[str]:
+        """Registers the adapters of the settings that are not in the catalogue, with all faults."""
+        tenant = self.authenticator.principal.tenant
+        faults: list[str] = []
+        for name, folder in self.settings.adapters.items():
+            if self.catalog.has(tenant, name):
+                continue
+            try:
+                await self.catalog.register(
+                    engine,
+                    tenant,
+                    name,
+                    folder.absolute(),
+                    allow_base_mismatch=self.settings.allow_base_mismatch,
+                )
+            except Conflict as conflict:
+                faults.append(f"Adapter {name}: {conflict.message}")
+            except RequestRejected as rejection:
+                details = rejection.faults or [rejection.message]
+                faults += [f"Adapter {name} ({folder}): {detail}" for detail in details]
+        return faults
+
+    def _fail(self, faults: list[str]) -> bool:
+        self._failure = StartFailed(faults)
+        self._failed.set()
+        return False
+
+
+def current_deployment(request: Request) -> Deployment:
+    """A dependency: the application's deployment."""
+    deployment: Deployment = request.app.state.deployment
+    return deployment
+
+
+def _socket_path(home: Path) -> Path:
+    """In the data folder; where that has too long a name, in a folder of its own."""
+    path = home / "run" / f"engine-{os.getpid()}.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    return Path(tempfile.mkdtemp(prefix="loraplex-")) / "engine.sock"

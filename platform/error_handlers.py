@@ -1,0 +1,109 @@
+"""Every error becomes an OpenAI error object, here and nowhere else."""
+
+import logging
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from loraplex.engine.errors import EngineError, PromptRejected, RequestRejected
+from loraplex.engine.protocol import FailureCode
+from loraplex.platform.errors import (
+    ApiError,
+    BodyTooLarge,
+    Fault,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Unavailable,
+    Unprocessable,
+)
+
+logger = logging.getLogger(__name__)
+
+FAILURES: dict[FailureCode, Callable[[RequestRejected], ApiError]] = {
+    FailureCode.INVALID_REQUEST: lambda e: InvalidRequest(e.message, e.param),
+    FailureCode.CONTEXT_LENGTH_EXCEEDED: lambda e: InvalidRequest(
+        e.message, e.param, "context_length_exceeded"
+    ),
+    FailureCode.ADAPTER_NOT_FOUND: lambda e: NotFound(e.message, "model", "model_not_found"),
+    FailureCode.ADAPTER_REJECTED: lambda e: Unprocessable(e.message, e.param),
+    FailureCode.ADAPTER_UNAVAILABLE: lambda e: Unavailable(
+        e.message, "model", "adapter_unavailable"
+    ),
+    FailureCode.ENGINE_UNAVAILABLE: lambda e: Unavailable(e.message),
+    FailureCode.INTERNAL: lambda e: InternalError(e.message),
+}
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    for kind in (ApiError, EngineError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle)
+
+
+def api_error_of(error: Exception) -> ApiError:
+    """What a caller is told of any exception. What it is not told is logged."""
+    match error:
+        case ApiError():
+            return error
+        case EngineError():
+            return _of_engine(error)
+        case RequestValidationError():
+            return InvalidRequest.of([fault_of(detail) for detail in error.errors()])
+        case HTTPException():
+            return _of_http(error)
+        case _:
+            logger.error("A request failed", exc_info=error)
+            return InternalError()
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.to_body(), error.status, error.headers)
+
+
+def fault_of(detail: ErrorDetails) -> Fault:
+    """One finding of pydantic in OpenAI's words: which parameter, and what is allowed."""
+    where = [part for part in detail["loc"] if part != "body"]
+    kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return Fault(None, f"The body is not valid JSON: {detail['ctx']['error']}")
+    if not where:
+        return Fault(
+            None, "The body must be a JSON object, sent with content-type application/json"
+        )
+    param = ".".join(str(part) for part in where)
+    if kind == "extra_forbidden":
+        return Fault(param, f"Unknown parameter: {param}")
+    if kind == "missing":
+        return Fault(param, f"Missing required parameter: {param}")
+    return Fault(param, f"{param}: {message}")
+
+
+def _of_engine(error: EngineError) -> ApiError:
+    match error:
+        case RequestRejected():
+            return FAILURES[error.code](error)
+        case PromptRejected():
+            return InvalidRequest(error.message, "messages")
+        case _:
+            return Unavailable(error.message)
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    match error.status_code:
+        case 404:
+            return NotFound("There is nothing at this path.")
+        case 405:
+            return MethodNotAllowed("This path does not take this method.")
+        case 413:
+            return BodyTooLarge(error.detail)
+        case _:
+            return InvalidRequest(error.detail)
+
+
+async def _handle(request: Request, error: Exception) -> JSONResponse:
+    return error_response(api_error_of(error))

@@ -1,0 +1,157 @@
+"""What can go wrong in the platform, and how a caller sees it.
+
+    PlatformError
+    ├── SettingsRefused        the server cannot start with these settings
+    ├── StartFailed            the server started, but cannot serve
+    └── ApiError               has an HTTP status and becomes an OpenAI error object
+        ├── InvalidRequest     400, with every fault
+        ├── Unauthenticated    401
+        ├── ModelNotFound      404
+        ├── NotFound           404
+        ├── MethodNotAllowed   405
+        ├── Conflict           409
+        ├── BodyTooLarge       413
+        ├── Unprocessable      422
+        ├── InternalError      500
+        └── Unavailable        503
+
+Messages of `ApiError` reach a tenant: no path, no trace.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    param: str | None
+    message: str
+
+
+class PlatformError(Exception):
+    """The root of the tree."""
+
+
+class SettingsRefused(PlatformError):
+    """Every fault is one line for the person who starts the server."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = list(faults)
+        super().__init__("; ".join(faults))
+
+
+class StartFailed(PlatformError):
+    def __init__(self, faults: Sequence[str]) -> None:
+        self.faults = list(faults)
+        super().__init__("; ".join(faults))
+
+
+class ApiError(PlatformError):
+    """Has the fields of an OpenAI error object."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+        self.faults: list[Fault] = []
+        super().__init__(message)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def to_body(self) -> dict[str, object]:
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        if len(self.faults) > 1:
+            error["faults"] = [fault._asdict() for fault in self.faults]
+        return {"error": error}
+
+
+class InvalidRequest(ApiError):
+    """`param` names the first fault; `faults` names all."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+    @classmethod
+    def of(cls, faults: Sequence[Fault]) -> "InvalidRequest":
+        error = cls("; ".join(fault.message for fault in faults), faults[0].param)
+        error.faults = list(faults)
+        return error
+
+
+class Unauthenticated(ApiError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__("Give a valid API key as 'Authorization: Bearer KEY'.")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class ModelNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model '{name}' does not exist or you may not use it.", "model")
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class Conflict(ApiError):
+    status = 409
+    type = "conflict_error"
+    code = "already_exists"
+
+
+class BodyTooLarge(ApiError):
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class Unprocessable(ApiError):
+    status = 422
+    type = "invalid_request_error"
+    code = "adapter_invalid"
+
+
+class InternalError(ApiError):
+    code = "internal_error"
+
+    def __init__(self, message: str = "The server failed on this request.") -> None:
+        super().__init__(message)
+
+
+class Unavailable(ApiError):
+    status = 503
+    code = "engine_unavailable"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": "1"}

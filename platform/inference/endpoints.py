@@ -1,0 +1,78 @@
+"""The tenant's routes: /v1/models, /v1/chat/completions, /v1/completions."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from loraplex.platform.auth import Principal, current_principal
+from loraplex.platform.catalog.service import Model
+from loraplex.platform.deployment import Deployment, current_deployment
+from loraplex.platform.inference.chat import ChatRenderer
+from loraplex.platform.inference.completions import CompletionRenderer
+from loraplex.platform.inference.generation import Generation, run
+from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
+from loraplex.platform.inference.streaming import Renderer, answer_stream, answer_whole
+
+router = APIRouter(prefix="/v1")
+
+Caller = Annotated[Principal, Depends(current_principal)]
+Serving = Annotated[Deployment, Depends(current_deployment)]
+
+
+@router.get("/models", tags=["models"])
+async def list_models(principal: Caller, deployment: Serving) -> dict[str, Any]:
+    """The base model and the caller's adapters."""
+    models = deployment.catalog.list(principal)
+    return {"object": "list", "data": [_card(model, deployment) for model in models]}
+
+
+@router.get("/models/{name:path}", tags=["models"])
+async def get_model(name: str, principal: Caller, deployment: Serving) -> dict[str, Any]:
+    """One of them."""
+    return _card(deployment.catalog.resolve(principal, name), deployment)
+
+
+@router.post("/chat/completions", tags=["inference"])
+async def create_chat_completion(
+    body: ChatCompletionRequest, request: Request, principal: Caller, deployment: Serving
+) -> Response:
+    """The next message of a conversation, whole or as server-sent events."""
+    generation = await deployment.inference.chat(principal, body)
+    renderer = ChatRenderer(generation, body.include_usage)
+    return await _answer(request, generation, renderer, body, deployment)
+
+
+@router.post("/completions", tags=["inference"])
+async def create_completion(
+    body: CompletionRequest, request: Request, principal: Caller, deployment: Serving
+) -> Response:
+    """What follows each prompt, whole or as server-sent events."""
+    generation = await deployment.inference.completion(principal, body)
+    renderer = CompletionRenderer(generation, body.include_usage, body.echo is True)
+    return await _answer(request, generation, renderer, body, deployment)
+
+
+async def _answer(
+    request: Request,
+    generation: Generation,
+    renderer: Renderer,
+    body: ChatCompletionRequest | CompletionRequest,
+    deployment: Deployment,
+) -> Response:
+    events = deployment.metrics.watch(generation, run(deployment.engine, generation))
+    if body.stream:
+        return await answer_stream(request, generation, events, renderer, body.include_usage)
+    return await answer_whole(request, generation, events, renderer)
+
+
+def _card(model: Model, deployment: Deployment) -> dict[str, Any]:
+    info = deployment.engine.info
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "loraplex",
+        "root": model.name,
+        "parent": model.parent,
+        "max_model_len": None if info is None else info.max_model_len,
+    }

@@ -1,0 +1,96 @@
+"""Log-probabilities in OpenAI's two shapes and in vLLM's; always finite numbers."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from loraplex.engine import protocol
+from loraplex.platform.inference.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
+
+
+def finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LOWEST
+
+
+def token_text(token: protocol.TokenLogprob) -> str:
+    """The token's text; for a part of a character, its bytes in OpenAI's notation."""
+    if token.text or not token.bytes:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+
+
+def chat_logprobs(positions: Iterable[protocol.PositionLogprobs]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            TokenLogprob(
+                token=token_text(position.chosen),
+                logprob=finite(position.chosen.logprob),
+                bytes=position.chosen.bytes,
+                top_logprobs=[
+                    TopLogprob(token_text(token), finite(token.logprob), token.bytes)
+                    for token in position.top
+                ],
+            )
+            for position in positions
+        ]
+    )
+
+
+def completion_logprobs(
+    positions: Iterable[protocol.PositionLogprobs | None], prompt_token: str, offset: int
+) -> CompletionLogprobs:
+    """The parallel lists of the older route.
+
+    Args:
+        positions: None stands for a first prompt token, which nothing predicts.
+        prompt_token: the text of that token.
+        offset: how many characters the choice has before these positions.
+    """
+    result = CompletionLogprobs([], [], [], [])
+    for position in positions:
+        text = prompt_token if position is None else token_text(position.chosen)
+        result.tokens.append(text)
+        result.text_offset.append(offset)
+        offset += len(text if position is None else position.chosen.text)
+        if position is None:
+            result.token_logprobs.append(None)
+            result.top_logprobs.append(None)
+        else:
+            result.token_logprobs.append(finite(position.chosen.logprob))
+            result.top_logprobs.append(_by_text(position))
+    return result
+
+
+def prompt_logprobs(
+    positions: Iterable[protocol.PositionLogprobs | None] | None,
+) -> PromptLogprobs | None:
+    if positions is None:
+        return None
+    return [None if position is None else _by_id(position) for position in positions]
+
+
+def _by_text(position: protocol.PositionLogprobs) -> dict[str, float]:
+    best: dict[str, float] = {}
+    for token in (*position.top, position.chosen):
+        text = token_text(token)
+        best[text] = max(finite(token.logprob), best.get(text, LOWEST))
+    return best
+
+
+def _by_id(position: protocol.PositionLogprobs) -> dict[int, dict[str, Any]]:
+    return {
+        token.token_id: {
+            "logprob": finite(token.logprob),
+            "rank": token.rank,
+            "decoded_token": token.text,
+        }
+        for token in (*position.top, position.chosen)
+    }

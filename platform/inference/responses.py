@@ -1,0 +1,110 @@
+"""What the two inference routes answer, whole or in chunks; OpenAI's shapes and vLLM's extras."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+PromptLogprobs = list[dict[int, dict[str, Any]] | None]  # vLLM's: token id -> its logprob
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Message(msgspec.Struct, frozen=True):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True):
+    content: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer, and a chunk of one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET

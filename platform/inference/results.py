@@ -1,0 +1,72 @@
+"""What the events of a call add up to: each choice's result, and the usage of all."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from loraplex.engine.protocol import PositionLogprobs
+from loraplex.platform.inference.generation import ChoiceEvent, Generation
+from loraplex.platform.inference.responses import PromptTokensDetails, Usage
+
+
+@dataclass
+class ChoiceResult:
+    """Grows event by event."""
+
+    prompt: int
+    text: str = ""
+    logprobs: list[PositionLogprobs] | None = None
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+    pieces: list[str] = field(default_factory=list)
+
+    def add(self, item: ChoiceEvent) -> None:
+        event = item.event
+        self.pieces.append(event.text)
+        if event.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + event.logprobs
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        if event.finish_reason is not None:
+            self.text = "".join(self.pieces)
+            self.finish_reason = event.finish_reason.value
+            self.stop_reason = event.stop_reason
+
+
+class UsageTally:
+    """Counts each prompt once, however many choices it has."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._prompt_tokens = sum(len(prompt.token_ids) for prompt in generation.prompts)
+        self._completion_tokens = 0
+        self._cached_tokens = 0
+
+    def add(self, item: ChoiceEvent) -> None:
+        usage = item.event.usage
+        if usage is not None:
+            self._completion_tokens += usage.completion_tokens
+            self._cached_tokens += usage.cached_tokens if item.event.index == 0 else 0
+
+    @property
+    def total(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(self._cached_tokens),
+        )
+
+
+async def collect(
+    generation: Generation, events: AsyncIterator[ChoiceEvent]
+) -> tuple[list[ChoiceResult], Usage]:
+    """Reads a call to its end. Every choice of a prompt has the prompt's logprobs, if any has."""
+    n = generation.choices_per_prompt
+    results = [ChoiceResult(number // n) for number in range(n * len(generation.prompts))]
+    tally = UsageTally(generation)
+    async for item in events:
+        results[item.choice].add(item)
+        tally.add(item)
+    for result in results:
+        result.prompt_logprobs = results[result.prompt * n].prompt_logprobs
+    return results, tally.total

@@ -1,0 +1,137 @@
+"""The bodies of the two inference routes."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
+from pydantic import field_validator as validates
+from typing_extensions import TypedDict
+
+from loraplex.engine.sampling_params import MAX_LOGPROBS
+from loraplex.platform.inference.sampling_fields import Ignored, SamplingFields, only
+
+MAX_PROMPTS = 1024
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions only
+
+
+class TextPart(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+def _as_content(value: object) -> object:
+    """One text of a string or of OpenAI's list of parts."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of text parts")
+    texts = [_text_of(part) for part in value]
+    return "\n".join(texts)
+
+
+def _text_of(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text), **rest} if not rest:
+            return text
+    raise ValueError('takes only parts of the form {"type": "text", "text": "..."}')
+
+
+def _as_prompts(value: object) -> object:
+    """A list of texts, or a list of token id lists, of any of the four forms of `prompt`."""
+    match value:
+        case str():
+            return [value]
+        case [int(), *_]:
+            return [_token_ids(value)]
+        case [] | None:
+            raise ValueError("must not be empty")
+        case list() if len(value) > MAX_PROMPTS:
+            raise ValueError(f"takes at most {MAX_PROMPTS} prompts, got {len(value)}")
+        case [str(), *_] if all(isinstance(text, str) for text in value):
+            return value
+        case [list(), *_]:
+            return [_token_ids(ids) for ids in value]
+    raise ValueError("must be a text, a list of texts, a list of token ids, or a list of those")
+
+
+def _token_ids(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ValueError("token ids must be integers")
+    return value
+
+
+Prompts = Annotated[
+    list[str] | list[list[int]],
+    PlainValidator(
+        _as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+    ),
+]
+Content = Annotated[str, PlainValidator(_as_content, json_schema_input_type=str | list[TextPart])]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+
+    # An answer sent back as it came.
+    refusal: Annotated[Any, only()] = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+
+    def for_template(self) -> dict[str, Any]:
+        role = "system" if self.role == "developer" else self.role
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": role, "content": self.content, **name}
+
+
+class ChatCompletionRequest(SamplingFields):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    parallel_tool_calls: Ignored = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+
+    @validates("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return value
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Prompts
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = False
+    best_of: int | None = None
+    suffix: Annotated[Any, only("")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+
+    @validates("best_of")
+    @classmethod
+    def _is_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value != (info.data.get("n") or 1):
+            raise ValueError("is only supported where it equals n")
+        return value

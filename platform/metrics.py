@@ -1,0 +1,136 @@
+"""Metrics for Prometheus, under vLLM's names where vLLM has the metric."""
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from loraplex.engine.protocol import EngineStats, FinishReason
+from loraplex.platform.inference.generation import ChoiceEvent, Generation
+
+SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
+LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+LABEL = "model_name"
+
+GAUGES = {
+    "vllm:num_requests_running": ("num_running", "Sequences that run"),
+    "vllm:num_requests_waiting": ("num_waiting", "Sequences that wait for their turn"),
+    "loraplex:kv_blocks": ("num_blocks", "KV blocks in all"),
+    "loraplex:kv_blocks_free": ("num_free_blocks", "KV blocks that can be handed out"),
+    "loraplex:kv_blocks_cached": ("num_cached_blocks", "Free KV blocks that hold a prefix"),
+    "loraplex:kv_slots_allocated": ("allocated_slots", "Token slots in blocks of sequences"),
+    "loraplex:kv_slots_used": ("used_slots", "Of these, slots that hold a token"),
+    "loraplex:kv_waste_peak": ("peak_waste", "Largest share of allocated slots not used"),
+    "loraplex:kv_waste_mean": ("mean_waste", "Mean share of allocated slots not used"),
+    "loraplex:adapters_registered": ("adapters_registered", "Adapters that can be called"),
+    "loraplex:adapters_resident": ("adapters_resident", "Adapters in a slot"),
+    "loraplex:adapter_slots": ("adapter_slots", "Adapter slots"),
+    "loraplex:adapter_references": ("adapter_references", "Sequences that hold an adapter slot"),
+}
+COUNTERS = {
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens"),
+    "vllm:generation_tokens": ("generation_tokens", "Generated tokens"),
+    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up"),
+    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the cache"),
+    "vllm:num_preemptions": ("num_preemptions", "Sequences set back to be computed again"),
+    "loraplex:prompt_tokens_computed": ("computed_prompt_tokens", "Prompt tokens computed"),
+    "loraplex:steps": ("num_steps", "Steps of the engine"),
+    "loraplex:kv_blocks_copied": ("copied_blocks", "KV blocks copied on write"),
+    "loraplex:adapter_loads": ("adapter_loads", "Adapters read into memory"),
+    "loraplex:adapter_evictions": ("adapter_evictions", "Adapters that lost their slot"),
+}
+
+
+class Metrics:
+    """Times requests as this process sees them, and shows the engine's numbers beside them."""
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._engine = _EngineCollector(model_name)
+        self._registry.register(self._engine)
+        self._finished = Counter(
+            "vllm:request_success",
+            "Choices that ended, by reason",
+            [LABEL, "finished_reason"],
+            registry=self._registry,
+        )
+        self._first_token = self._histogram("time_to_first_token_seconds", SHORT)
+        self._per_token = self._histogram("time_per_output_token_seconds", SHORT)
+        self._between_tokens = self._histogram("inter_token_latency_seconds", SHORT)
+        self._whole = self._histogram("e2e_request_latency_seconds", LONG)
+        self._model_name = model_name
+
+    def render(self, stats: EngineStats | None) -> bytes:
+        """Prometheus text. `stats` is None while there is no engine to ask."""
+        self._engine.stats = stats
+        return generate_latest(self._registry)
+
+    async def watch(
+        self, generation: Generation, events: AsyncGenerator[ChoiceEvent, None]
+    ) -> AsyncGenerator[ChoiceEvent, None]:
+        """Passes the events on unchanged, and takes their times."""
+        start = time.monotonic()
+        latest: dict[int, float] = {}
+        num_choices = len(generation.requests) * generation.choices_per_prompt
+        outcome = FinishReason.ABORT.value
+        try:
+            async with aclosing(events):
+                async for item in events:
+                    self._note(item, start, latest)
+                    num_choices -= item.event.finish_reason is not None
+                    yield item
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            if num_choices:
+                self._finished.labels(self._model_name, outcome).inc(num_choices)
+
+    def _note(self, item: ChoiceEvent, start: float, latest: dict[int, float]) -> None:
+        now, event, name = time.monotonic(), item.event, self._model_name
+        if item.choice not in latest:
+            self._first_token.labels(name).observe(now - start)
+        elif event.token_ids:
+            gap = (now - latest[item.choice]) / len(event.token_ids)
+            self._between_tokens.labels(name).observe(gap)
+        latest[item.choice] = now
+        if event.finish_reason is not None:
+            self._finished.labels(name, event.finish_reason.value).inc()
+            self._whole.labels(name).observe(now - start)
+            if event.usage is not None:
+                per_token = (now - start) / max(1, event.usage.completion_tokens)
+                self._per_token.labels(name).observe(per_token)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = name.replace("_", " ")
+        return Histogram(f"vllm:{name}", text, [LABEL], buckets=buckets, registry=self._registry)
+
+
+class _EngineCollector(Collector):
+    """The engine counts by itself; its numbers begin anew when it restarts."""
+
+    def __init__(self, model_name: str) -> None:
+        self.stats: EngineStats | None = None
+        self._labels = [model_name]
+
+    def collect(self) -> Iterator[Metric]:
+        if (stats := self.stats) is None:
+            return
+        for name, (field, text) in GAUGES.items():
+            yield self._gauge(name, text, getattr(stats, field))
+        for name, (field, text) in COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=[LABEL])
+            counter.add_metric(self._labels, getattr(stats, field))
+            yield counter
+        held = stats.num_blocks - stats.num_free_blocks
+        usage = held / stats.num_blocks if stats.num_blocks else 0.0
+        for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
+            yield self._gauge(name, "Share of KV blocks in use, 1 is all", usage)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(name, text, labels=[LABEL])
+        gauge.add_metric(self._labels, value)
+        return gauge

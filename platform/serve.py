@@ -1,0 +1,98 @@
+"""`loraplex serve`: binds the port, starts everything, says when it is ready, ends cleanly."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from rich.console import Console
+
+from loraplex.platform.app import create_app
+from loraplex.platform.banner import StartDisplay, banner
+from loraplex.platform.config import Settings
+from loraplex.platform.deployment import Deployment
+from loraplex.platform.errors import StartFailed
+
+SHUTDOWN_SECONDS = 10  # for answers under way
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, but a signal ends `serve` and not the whole process after it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+async def serve_until_stopped(settings: Settings, console: Console) -> None:
+    """Serves until SIGINT or SIGTERM. The progress goes to `console`, what to paste to stdout.
+
+    Raises:
+        SettingsRefused: where settings do not fit each other.
+        StartFailed: if the port cannot be had, or the engine is given up, now or later.
+    """
+    with bind(settings.host, settings.port) as listener:
+        display = StartDisplay(console)
+        deployment = Deployment(settings, display.show)
+        server = Server(
+            uvicorn.Config(
+                create_app(deployment),
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+        )
+        side_tasks = [
+            asyncio.create_task(_announce(deployment, display, listener)),
+            asyncio.create_task(_stop_on_failure(deployment, server)),
+        ]
+        try:
+            await server.serve([listener])
+        finally:
+            display.close()
+            for task in side_tasks:
+                task.cancel()
+            await asyncio.gather(*side_tasks, return_exceptions=True)
+        deployment.raise_if_failed()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        StartFailed: if there is no such address, or another program has the port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise StartFailed([f"Cannot listen on {host} port {port}: {error.strerror}"]) from error
+    return listener
+
+
+async def _announce(deployment: Deployment, display: StartDisplay, listener: socket.socket) -> None:
+    with contextlib.suppress(StartFailed):
+        await deployment.wait_ready()
+        display.close()
+        host, port = listener.getsockname()[:2]
+        models = deployment.catalog.list(deployment.authenticator.principal)
+        names = [model.name for model in models]
+        print(banner(host, port, deployment.settings.key, names), flush=True)  # noqa: T201
+
+
+async def _stop_on_failure(deployment: Deployment, server: uvicorn.Server) -> None:
+    await deployment.wait_failed()
+    server.should_exit = True
