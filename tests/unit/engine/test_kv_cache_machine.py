@@ -56,23 +56,33 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), at_most=st.integers(1, 20))
     def compute(self, data: st.DataObject, at_most: int) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        num_tokens = min(at_most, sequence.num_uncomputed_tokens)
-        if num_tokens == 0:
-            return
+        self.advance(sequence, min(at_most, sequence.num_uncomputed_tokens))
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), tokens=st.lists(st.integers(1, 2), min_size=1, max_size=6))
+    def generate(self, data: st.DataObject, tokens: list[int]) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        for token in tokens:
+            if sequence in self.sequences and sequence.num_tokens < 60:
+                self.advance(sequence, sequence.num_uncomputed_tokens)
+                sequence.token_ids.append(token)
+
+    def advance(self, sequence: Sequence, num_tokens: int) -> None:
         if not self.kv.allocate_slots(sequence, num_tokens):
             self.kv.free(sequence)  # preempted
             self.sequences.remove(sequence)
             return
+        self.nothing_is_held_behind_the_window(sequence)
         self.shadow.write(sequence, num_tokens)
         sequence.num_computed_tokens += num_tokens
         self.kv.remember_computed(sequence)
 
-    @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), token=st.integers(1, 2))
-    def sample(self, data: st.DataObject, token: int) -> None:
-        sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.num_uncomputed_tokens == 0 and sequence.num_tokens < 60:
-            sequence.token_ids.append(token)
+    def nothing_is_held_behind_the_window(self, sequence: Sequence) -> None:
+        table, start = self.kv.block_ids(sequence), sequence.num_computed_tokens
+        for row, group in zip(table, self.kv.groups, strict=True):
+            window = group.window or start + 1
+            assert not row[: max(0, start - window + 1) // self.block_size].any()
+        assert self.kv.num_held_blocks(sequence) == (table > 0).sum()
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())

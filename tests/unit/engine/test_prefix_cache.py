@@ -65,6 +65,27 @@ def test_generated_tokens_are_found_in_the_next_turn() -> None:
     assert run_through(kv, sequence_of(PROMPT)) == 8
 
 
+def test_forked_siblings_are_each_found_under_their_own_history() -> None:
+    kv = kv_manager(40, block_size=1)
+    left = sequence_of([1, 1])
+    admit(kv, left)
+    compute(kv, left)
+    right = left.fork(1)
+    kv.fork(left, right)
+
+    for sibling, tokens in ((left, [2, 5, 6]), (right, [3, 5, 6, 7])):
+        for token in tokens:
+            sibling.token_ids.append(token)
+            compute(kv, sibling)
+    left.token_ids.append(7)
+    compute(kv, left)
+
+    for history, owner in (([1, 1, 2, 5, 6, 7, 0], left), ([1, 1, 3, 5, 6, 7, 0], right)):
+        again = sequence_of(history)
+        assert admit(kv, again) == 6
+        assert kv.block_ids(again)[0, :6].tolist() == kv.block_ids(owner)[0, :6].tolist()
+
+
 def test_the_beginning_of_a_prefix_outlives_its_end() -> None:
     kv = kv_manager(4)
     run_through(kv, sequence_of(PROMPT[:12]))
