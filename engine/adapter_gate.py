@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from loraplex.adapters.manifest import AdapterRef
@@ -21,6 +22,14 @@ class AdapterSlots(Protocol):
     def release(self, ref: AdapterRef) -> None: ...
 
 
+@dataclass(frozen=True)
+class _Drain:
+    """Two contents' digests: `leaving` takes no new sequences until `waiting` has a slot."""
+
+    waiting: str
+    leaving: str
+
+
 class AdapterGate:
     """Takes and returns slots for sequences, with a starvation guard.
 
@@ -36,23 +45,26 @@ class AdapterGate:
         self._slots = slots
         self._max_wait = max_wait
         self._clock = clock
-        self._waiting_since: dict[AdapterRef, float] = {}
-        self._draining: tuple[AdapterRef, AdapterRef] | None = None  # (for whom, who drains)
+        # Contents, not names: one content sits in one slot, whoever uses it.
+        self._waiting_since: dict[str, float] = {}
+        self._draining: _Drain | None = None
 
     def open(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Gives the sequence its slot if it can have one now; the base model needs none."""
         ref = sequence.adapter
         if ref is None:
             return True
-        if not self._slots.prepare(ref) or (self._draining and self._draining[1] == ref):
+        if not self._slots.prepare(ref):
+            return False
+        if self._draining is not None and self._draining.leaving == ref.digest:
             return False
         slot = self._slots.acquire(ref)
         if slot is None:
-            self._note_wait(ref, running)
+            self._note_wait(ref.digest, running)
             return False
         sequence.adapter_slot = slot
-        self._waiting_since.pop(ref, None)
-        if self._draining and self._draining[0] == ref:
+        self._waiting_since.pop(ref.digest, None)
+        if self._draining is not None and self._draining.waiting == ref.digest:
             self._draining = None
         return True
 
@@ -69,14 +81,15 @@ class AdapterGate:
 
     def forget_absent(self, waiting: Iterable[Sequence]) -> None:
         """Ends the waits of adapters that no sequence waits for any more."""
-        wanted = {sequence.adapter for sequence in waiting}
-        self._waiting_since = {r: t for r, t in self._waiting_since.items() if r in wanted}
-        if self._draining and self._draining[0] not in wanted:
+        wanted = {sequence.adapter.digest for sequence in waiting if sequence.adapter is not None}
+        self._waiting_since = {d: t for d, t in self._waiting_since.items() if d in wanted}
+        if self._draining is not None and self._draining.waiting not in wanted:
             self._draining = None
 
-    def _note_wait(self, ref: AdapterRef, running: Iterable[Sequence]) -> None:
-        since = self._waiting_since.setdefault(ref, self._clock())
-        if self._draining is None and self._clock() - since >= self._max_wait:
-            users = Counter(s.adapter for s in running if s.adapter is not None)
-            if users:
-                self._draining = (ref, min(users, key=lambda user: users[user]))
+    def _note_wait(self, digest: str, running: Iterable[Sequence]) -> None:
+        since = self._waiting_since.setdefault(digest, self._clock())
+        users = Counter(s.adapter.digest for s in running if s.adapter is not None)
+        if self._draining is not None and self._draining.leaving in users:
+            return
+        if users and self._clock() - since >= self._max_wait:
+            self._draining = _Drain(digest, min(users, key=lambda user: users[user]))

@@ -253,11 +253,12 @@ class KVCacheManager:
 
     def _agree(self, found: list[list[KVCacheBlock | None]], limit: int) -> int:
         """The largest number of blocks for which every group has all that it needs."""
-        best = min(limit, *(len(row) for row in found))
+        best = min(limit, *(len(row) for row in found))  # up to there full attention has no gap
+        sliding = [g for g in range(len(found)) if self.groups[g].window is not None]
         for num_blocks in range(best, 0, -1):
             if all(
-                all(row[self._num_passed(g, num_blocks * self.block_size) : num_blocks])
-                for g, row in enumerate(found)
+                all(found[g][self._num_passed(g, num_blocks * self.block_size) : num_blocks])
+                for g in sliding
             ):
                 return num_blocks
         return 0

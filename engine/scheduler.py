@@ -9,6 +9,7 @@ from loraplex.engine.kv_groups import blocks_at_peak
 from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
 from loraplex.engine.sequence import Sequence, SequenceStatus
+from loraplex.engine.step_budget import StepBudget
 from loraplex.engine.stopping import StopChecker
 
 
@@ -95,9 +96,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        budget = self.limits.max_num_batched_tokens
+        budget = StepBudget(self.limits.max_num_batched_tokens, self.limits.max_logits_rows)
         scheduled, num_preempted = self._schedule_running(budget)
-        budget -= sum(item.num_tokens for item in scheduled)
         if not num_preempted:
             scheduled += self._schedule_waiting(budget)
         return SchedulerOutput(scheduled, self.kv.take_copies(), num_preempted)
@@ -123,14 +123,13 @@ class Scheduler:
                 self._end(sequence)
                 sequence.status = SequenceStatus.FINISHED
 
-    def _schedule_running(self, budget: int) -> tuple[list[ScheduledSequence], int]:
+    def _schedule_running(self, budget: StepBudget) -> tuple[list[ScheduledSequence], int]:
         scheduled: list[ScheduledSequence] = []
         queue = self.policy.order(self.running)
         num_preempted = 0
         while queue:
             sequence = queue.pop(0)
-            spare = budget - len(queue)  # one token at least for each that follows
-            num_tokens = self._num_tokens(sequence, spare)
+            num_tokens = budget.offer(sequence, reserved=len(queue))  # a token for each to follow
             while not self.kv.allocate_slots(sequence, num_tokens):
                 victim = self.policy.victim([sequence, *queue])
                 self._preempt(victim)
@@ -139,25 +138,25 @@ class Scheduler:
                     break
                 queue.remove(victim)
             else:
-                budget -= num_tokens
+                budget.spend(sequence, num_tokens)
                 scheduled.append(self._scheduled(sequence, num_tokens))
         return scheduled, num_preempted
 
-    def _schedule_waiting(self, budget: int) -> list[ScheduledSequence]:
+    def _schedule_waiting(self, budget: StepBudget) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
         rows = self.limits.max_num_seqs - sum(self._rows(s) for s in self.running)
-        for sequence in self.policy.order(self.waiting) if rows > 0 and budget > 0 else ():
-            if budget <= 0 or rows < self._rows(sequence):
+        for sequence in self.policy.order(self.waiting):
+            if budget.num_tokens <= 0 or rows < self._rows(sequence):
                 break
             if not self.gate.open(sequence, self.running):
                 continue  # nobody waits for another's adapter
             if not self._admit(sequence):
                 self.gate.close(sequence)
                 break  # a later, smaller one must not overtake for ever
-            num_tokens = self._num_tokens(sequence, budget)
+            num_tokens = budget.offer(sequence)
             if not self.kv.allocate_slots(sequence, num_tokens):
                 raise RuntimeError("admission promised blocks that are not there")
-            budget -= num_tokens
+            budget.spend(sequence, num_tokens)
             rows -= self._rows(sequence)
             scheduled.append(self._scheduled(sequence, num_tokens))
         self.gate.forget_absent(self.waiting)
@@ -185,11 +184,6 @@ class Scheduler:
     def _peak(self, sequence: Sequence) -> int:
         chunk = self.limits.max_num_batched_tokens
         return blocks_at_peak(self.kv.groups, self.kv.block_size, sequence.num_tokens, chunk)
-
-    def _num_tokens(self, sequence: Sequence, budget: int) -> int:
-        if sequence.owes_prompt_logprobs:
-            budget = min(budget, self.limits.max_logits_rows)
-        return min(sequence.num_uncomputed_tokens, budget)
 
     def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens
@@ -240,9 +234,6 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
 
     def _store_prompt_logprobs(self, sequence: Sequence, result: ModelRunnerOutput) -> None:
-        positions = result.prompt_logprobs.get(sequence.seq_id)
-        if positions:
-            if sequence.prompt_logprobs is None:
-                sequence.prompt_logprobs = [None] * sequence.num_prompt_tokens
-            for position, logprobs in positions.items():
+        if sequence.prompt_logprobs is not None:
+            for position, logprobs in result.prompt_logprobs.get(sequence.seq_id, {}).items():
                 sequence.prompt_logprobs[position] = logprobs

@@ -57,7 +57,9 @@ class Sequence:
         self.num_preemptions = 0
         self.block_keys: list[bytes] = []  # of its full blocks; kept by the KV manager
         self.adapter_slot = -1  # set by the scheduler while it runs
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None  # [0] stays None
+        if request.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 
