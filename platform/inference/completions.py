@@ -1,6 +1,5 @@
 """CompletionRenderer: a call's events as text completions."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from msgspec import UNSET, UnsetType
@@ -24,7 +23,7 @@ class CompletionRenderer:
         self._generation = generation
         self._usage: UnsetType | None = None if include_usage else UNSET
         self._echo = echo
-        self._num_characters: dict[int, int] = defaultdict(int)  # sent of each choice
+        self._offsets: dict[int, int] = {}  # characters that each choice's tokens have so far
         self._prompt_positions: dict[int, Positions] = {}  # of each prompt
 
     def whole(self, results: list[ChoiceResult], usage: Usage) -> Completion:
@@ -35,15 +34,14 @@ class CompletionRenderer:
         event = item.event
         if event.prompt_logprobs is not None:
             self._prompt_positions[item.prompt] = event.prompt_logprobs
-        is_first = item.choice not in self._num_characters
+        is_first = item.choice not in self._offsets
+        self._offsets.setdefault(item.choice, 0)
         text, positions = self._content(item.prompt, event.text, event.logprobs, is_first)
-        offset = self._num_characters[item.choice]
-        self._num_characters[item.choice] += len(text)
         if text or positions or event.finish_reason:
             choice = CompletionChoice(
                 index=item.choice,
                 text=text,
-                logprobs=self._logprobs(item.prompt, positions, offset),
+                logprobs=self._logprobs(item.prompt, item.choice, positions),
                 finish_reason=event.finish_reason,
                 stop_reason=UNSET if event.finish_reason is None else event.stop_reason,
             )
@@ -60,7 +58,7 @@ class CompletionRenderer:
         return CompletionChoice(
             index=index,
             text=text,
-            logprobs=self._logprobs(result.prompt, positions, 0),
+            logprobs=self._logprobs(result.prompt, index, positions),
             finish_reason=result.finish_reason,
             stop_reason=result.stop_reason,
             prompt_logprobs=UNSET if logprobs_of_prompt is None else logprobs_of_prompt,
@@ -78,11 +76,14 @@ class CompletionRenderer:
         return self._generation.prompts[prompt].text + text, positions
 
     def _logprobs(
-        self, prompt: int, positions: Positions | None, offset: int
+        self, prompt: int, choice: int, positions: Positions | None
     ) -> CompletionLogprobs | None:
         if positions is None:
             return None
-        return completion_logprobs(positions, self._generation.prompts[prompt].first_token, offset)
+        logprobs, self._offsets[choice] = completion_logprobs(
+            positions, self._generation.prompts[prompt], self._offsets.get(choice, 0)
+        )
+        return logprobs
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

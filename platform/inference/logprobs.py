@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loraplex.engine import protocol
+from loraplex.platform.inference.generation import Prompt
 from loraplex.platform.inference.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -45,28 +46,29 @@ def chat_logprobs(positions: Iterable[protocol.PositionLogprobs]) -> ChatLogprob
 
 
 def completion_logprobs(
-    positions: Iterable[protocol.PositionLogprobs | None], prompt_token: str, offset: int
-) -> CompletionLogprobs:
-    """The parallel lists of the older route.
+    positions: Iterable[protocol.PositionLogprobs | None], prompt: Prompt, offset: int
+) -> tuple[CompletionLogprobs, int]:
+    """The parallel lists of the older route, and the offset at which they end.
 
     Args:
-        positions: None stands for a first prompt token, which nothing predicts.
-        prompt_token: the text of that token.
-        offset: how many characters the choice has before these positions.
+        positions: None stands for the prompt's first token, which nothing predicts.
+        offset: how many characters the choice's tokens before these have.
     """
     result = CompletionLogprobs([], [], [], [])
     for position in positions:
-        text = prompt_token if position is None else token_text(position.chosen)
-        result.tokens.append(text)
         result.text_offset.append(offset)
-        offset += len(text if position is None else position.chosen.text)
         if position is None:
+            result.tokens.append(prompt.first_token)
             result.token_logprobs.append(None)
             result.top_logprobs.append(None)
+            is_shown = prompt.text.startswith(prompt.first_token)
+            offset += len(prompt.first_token) if is_shown else 0
         else:
+            result.tokens.append(token_text(position.chosen))
             result.token_logprobs.append(finite(position.chosen.logprob))
             result.top_logprobs.append(_by_text(position))
-    return result
+            offset += len(position.chosen.text)
+    return result, offset
 
 
 def prompt_logprobs(
