@@ -1,0 +1,27 @@
+"""AdapterSlots without weights: real slots, and loads that take a number of looks."""
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.pool import AdapterPool
+
+
+class NamedSlots:
+    """Knows which content sits in which slot; a content is loaded after `delay` questions."""
+
+    def __init__(self, num_slots: int = 2, delay: int = 0) -> None:
+        self.pool = AdapterPool(num_slots)
+        self.content: dict[int, str] = {}  # slot -> digest
+        self._delay = delay
+        self._asked: dict[str, int] = {}
+
+    def prepare(self, ref: AdapterRef) -> bool:
+        self._asked[ref.digest] = self._asked.get(ref.digest, 0) + 1
+        return self._asked[ref.digest] > self._delay
+
+    def acquire(self, ref: AdapterRef) -> int | None:
+        slot = self.pool.acquire(ref.digest)
+        if slot is not None:
+            self.content[slot] = ref.digest
+        return slot
+
+    def release(self, ref: AdapterRef) -> None:
+        self.pool.release(ref.digest)

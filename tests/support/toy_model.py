@@ -1,0 +1,79 @@
+"""ToyModel: a ModelRunner whose logits depend on all that a sequence may see, and nothing else."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from support.adapter_slots import NamedSlots
+from support.word_tokenizer import VOCAB_SIZE
+
+from loraplex.engine.input_batch import InputBatch, build_input_batch
+from loraplex.engine.kv_cache_manager import KVCacheManager
+from loraplex.engine.sampler import Sampler
+from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
+
+CPU = torch.device("cpu")
+
+
+class ToyModel:
+    """Keeps one number per token slot, which is what a token's keys and values are to a model.
+
+    A token's number is a hash of the token, of the adapter in its slot and of the numbers that it
+    sees through the block tables, group by group. So a wrong table, a lost copy, a stale block or
+    a moved adapter changes what is sampled from then on.
+    """
+
+    def __init__(self, kv: KVCacheManager, slots: NamedSlots, sampler: Sampler) -> None:
+        self._cells = np.random.default_rng(0).integers(
+            1 << 60, size=(len(kv.pool.blocks), kv.block_size)
+        )
+        self._windows = [group.window for group in kv.groups]
+        self._slots = slots
+        self._sampler = sampler
+
+    def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
+        for copy in output.copies:
+            self._cells[copy.target] = self._cells[copy.source]
+        if not output.scheduled:
+            return ModelRunnerOutput()
+        batch = build_input_batch(output.scheduled, kv, CPU)
+        numbers = self._forward(batch)
+        rows = [_logits(numbers[index]) for index in batch.logits_indices]
+        logits = torch.stack(rows) if rows else torch.empty(0, VOCAB_SIZE)
+        return self._sampler.sample(logits, batch.logits_rows)
+
+    def _forward(self, batch: InputBatch) -> list[int]:
+        tokens = batch.token_ids.tolist()
+        positions = batch.positions.tolist()
+        starts = batch.attention.query_start
+        numbers = []
+        for index, (first, end) in enumerate(pairwise(starts)):
+            tables = batch.attention.block_tables[:, index].numpy()
+            for row in range(first, end):
+                seen = self._visible(tables, positions[row])
+                adapter = self._adapter(int(batch.adapter_slots[row]))
+                number = hash((tokens[row], positions[row], adapter, seen)) >> 4
+                for slots in batch.attention.slot_mapping:
+                    self._cells.flat[int(slots[row])] = number
+                numbers.append(number)
+        return numbers
+
+    def _visible(self, tables: np.ndarray, position: int) -> tuple[tuple[int, ...], ...]:
+        """Per group, the numbers before the position that its window shows."""
+        size = self._cells.shape[1]
+        return tuple(
+            tuple(
+                int(self._cells[table[p // size], p % size])
+                for p in range(0 if window is None else max(0, position - window + 1), position)
+            )
+            for table, window in zip(tables, self._windows, strict=True)
+        )
+
+    def _adapter(self, slot: int) -> int:
+        return 0 if slot < 0 else int.from_bytes(self._slots.content[slot].encode())
+
+
+def _logits(number: int) -> torch.Tensor:
+    """[V]: noise that the number alone decides."""
+    noise = np.random.default_rng(abs(number)).standard_normal(VOCAB_SIZE)
+    return torch.from_numpy(2.0 * noise).float()
