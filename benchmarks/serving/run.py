@@ -42,6 +42,12 @@ def quick(workload: Workload) -> Workload:
     return replace(workload, requests=min(models, 4), shared=32, unique=5, output=4)
 
 
+def sized_for(model: Path, workloads: list[Workload]) -> list[Workload]:
+    """With prompts of token ids that the model has."""
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    return [replace(workload, vocab=min(workload.vocab, vocab)) for workload in workloads]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -52,13 +58,18 @@ def say(**record: object) -> None:
     print(json.dumps(record), flush=True)
 
 
-def benchmark(server: Loraplex | VLLM, setup: Setup, workloads: list[Workload]) -> None:
-    log = Path(tempfile.mkstemp(prefix="benchmark-", suffix=".log")[1])
+def benchmark(server: Loraplex | VLLM, setup: Setup, workloads: list[Workload], log: Path) -> None:
     with running(server, setup, log) as (process, seconds):
         say(label="ready", seconds=round(seconds, 1), **memory(process))
         for workload in workloads:
             say(**measure(workload, f"{setup.url}/v1", KEY))
         say(label="end", **memory(process), **server.own_numbers(setup.url))
+
+
+def find_adapters(given: Path | None, model: Path, scratch: Path) -> dict[str, Path]:
+    if given is None:
+        return make_adapters(model, scratch, ADAPTERS)
+    return {name: given / name for name in NAMES}
 
 
 def main() -> None:
@@ -75,15 +86,14 @@ def main() -> None:
     workloads = [WARM_UP, *(w for w in WORKLOADS if options.cases in w.label)]
     if options.quick:
         workloads = [quick(workload) for workload in workloads]
+    workloads = sized_for(options.model, workloads)
+    longest = max(workload.prompt + workload.output for workload in workloads)
     server = VLLM(options.vllm_python) if options.vllm_python else Loraplex()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = options.adapters or Path(scratch)
-        adapters = (
-            {name: folder / name for name in NAMES}
-            if options.adapters
-            else make_adapters(options.model, folder, ADAPTERS)
-        )
-        benchmark(server, Setup(options.model, adapters, free_port()), workloads)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        adapters = find_adapters(options.adapters, options.model, scratch)
+        setup = Setup(options.model, adapters, free_port(), max_model_len=longest)
+        benchmark(server, setup, workloads, scratch / "server.log")
 
 
 if __name__ == "__main__":

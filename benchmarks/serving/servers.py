@@ -25,7 +25,7 @@ class Setup:
     model: Path
     adapters: dict[str, Path]
     port: int
-    max_model_len: int = 2048
+    max_model_len: int
     adapter_slots: int = 16
     kv_gib: int = 4  # KV memory
 
