@@ -1,0 +1,73 @@
+"""The native kernels as a loaded library: plain C functions on addresses and sizes."""
+
+import ctypes
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+
+from loraplex.kernels.native.build import (
+    NativeUnavailable,
+    Target,
+    build,
+    choose_target,
+    cpu_flags,
+    find_compiler,
+)
+
+_TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
+_SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a float
+    "lpx_linear_bf16": "ppppllllli",
+    "lpx_packed_rows_bf16": "pppllli",
+}
+
+
+@functools.cache
+def native() -> ctypes.CDLL:
+    """The library for this machine, compiled on first use into the user's cache folder.
+
+    Raises:
+        NativeUnavailable: saying why there is none.
+    """
+    return load(choose_target(cpu_flags()), cache_folder())
+
+
+def load(target: Target, folder: Path) -> ctypes.CDLL:
+    """Loads the library for one kind of CPU, compiling it where the folder does not have it.
+
+    Raises:
+        NativeUnavailable: saying why that does not go.
+    """
+    path = build(target, find_compiler(), folder)
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = [_TYPES[letter] for letter in arguments]
+            function.restype = None
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailable(f"cannot load {path}: {error}") from error
+    return library
+
+
+def num_threads(work: int, grain: int) -> int:
+    """How many threads a call should use: torch's number, less where each would get little.
+
+    Args:
+        work: in any unit, such as bytes read.
+        grain: what is worth waking a thread for, in the same unit.
+    """
+    return max(1, min(torch.get_num_threads(), work // grain))
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """The user's cache folder, or a private temporary one where that cannot be written."""
+    folder = Path.home() / ".cache" / "loraplex" / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="loraplex-kernels-"))

@@ -1,0 +1,95 @@
+// The heart of every matrix product here: some rows of x against a panel of 32 columns.
+//
+// A panel holds 32 columns as [K / STEP][32][STEP]: the STEP numbers of a column that one instruction
+// takes lie together. K is padded with zeros to a multiple of STEP.
+#pragma once
+
+#include "simd.h"
+
+namespace simd {
+
+constexpr int PANEL = 32;
+
+#ifdef LORAPLEX_AVX512
+constexpr int PANEL_ROWS = 12;  // 24 of 32 registers accumulate
+#else
+constexpr int PANEL_ROWS = 3;  // 12 of 16
+#endif
+
+template <typename E>
+struct PanelStep;
+
+template <>
+struct PanelStep<float> {
+  static constexpr int STEP = 1;
+  template <int ROWS>
+  static void run(V (&acc)[ROWS][2], const float* x, long x_stride, const float* w) {
+    const V w0 = load(w), w1 = load(w + LANES);
+    for (int t = 0; t < ROWS; t++) {
+      const V a = fill(x[t * x_stride]);
+      acc[t][0] = fma(w0, a, acc[t][0]);
+      acc[t][1] = fma(w1, a, acc[t][1]);
+    }
+  }
+};
+
+template <>
+struct PanelStep<bf16> {
+  static constexpr int STEP = 2;
+  template <int ROWS>
+  static void run(V (&acc)[ROWS][2], const bf16* x, long x_stride, const bf16* w) {
+#ifdef __AVX512BF16__
+    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w);
+    const __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + 2 * LANES);
+    for (int t = 0; t < ROWS; t++) {
+      int pair;
+      std::memcpy(&pair, x + t * x_stride, 4);
+      const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+      acc[t][0] = _mm512_dpbf16_ps(acc[t][0], w0, a);
+      acc[t][1] = _mm512_dpbf16_ps(acc[t][1], w1, a);
+    }
+#else
+    for (int c = 0; c < 2; c++) {
+      const V w0 = even(w + c * 2 * LANES), w1 = odd(w + c * 2 * LANES);
+      for (int t = 0; t < ROWS; t++) {
+        const bf16* a = x + t * x_stride;
+        acc[t][c] = fma(w0, fill(to_float(a[0])), acc[t][c]);
+        acc[t][c] = fma(w1, fill(to_float(a[1])), acc[t][c]);
+      }
+    }
+#endif
+  }
+};
+
+// acc[t][:] += x[t, :] . panel, over `steps` steps of K. Ahead of it, memory is asked for.
+template <typename E, int ROWS>
+inline void multiply_panel(V (&acc)[ROWS][2], const E* x, long x_stride, const E* panel, long steps) {
+  constexpr int STEP = PanelStep<E>::STEP;
+  constexpr long AHEAD = 32 * PANEL * STEP;
+  for (long k = 0; k < steps; k++) {
+    const E* w = panel + k * PANEL * STEP;
+    _mm_prefetch((const char*)(w + AHEAD), _MM_HINT_T0);
+    _mm_prefetch((const char*)(w + AHEAD) + 64, _MM_HINT_T0);
+    PanelStep<E>::template run<ROWS>(acc, x + k * STEP, x_stride, w);
+  }
+}
+
+// Calls body<ROWS>(first row) over tiles of at most PANEL_ROWS rows, of nearly equal height.
+template <int ROWS, typename Body>
+inline void call_with_rows(int rows, long first, Body& body) {
+  if constexpr (ROWS > 1) {
+    if (rows < ROWS) return call_with_rows<ROWS - 1>(rows, first, body);
+  }
+  body.template operator()<ROWS>(first);
+}
+
+template <typename Body>
+inline void for_row_tiles(long rows, Body body) {
+  const long tiles = (rows + PANEL_ROWS - 1) / PANEL_ROWS;
+  for (long i = 0; i < tiles; i++) {
+    const long first = rows * i / tiles, last = rows * (i + 1) / tiles;
+    call_with_rows<PANEL_ROWS>(int(last - first), first, body);
+  }
+}
+
+}  // namespace simd

@@ -1,0 +1,26 @@
+"""The native kernels, in every build that this machine can run."""
+
+import ctypes
+from types import ModuleType
+
+import pytest
+
+from loraplex.kernels.linear import cpu as linear_cpu
+from loraplex.kernels.native.build import TARGETS, NativeUnavailable, cpu_flags
+from loraplex.kernels.native.library import cache_folder, load
+
+USERS: tuple[ModuleType, ...] = (linear_cpu,)
+
+
+@pytest.fixture(params=TARGETS, ids=lambda target: target.name)
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """Makes the operations use the build for one kind of CPU."""
+    if missing := request.param.cpu_flags - cpu_flags():
+        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}")
+    try:
+        library = load(request.param, cache_folder())
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
+    for module in USERS:
+        monkeypatch.setattr(module, "native", lambda: library)
+    return library
