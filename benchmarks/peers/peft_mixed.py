@@ -32,10 +32,10 @@ def load(model: Path, adapters: Path) -> PeftModel:
     return peft.eval()
 
 
-def random_prompts(shared: int, unique: int) -> torch.Tensor:
+def random_prompts(shared: int, unique: int, vocab: int) -> torch.Tensor:
     rng = random.Random(0)
-    start = [rng.randrange(10, 32000) for _ in range(shared)]
-    rows = [start + [rng.randrange(10, 32000) for _ in range(unique)] for _ in range(BATCH)]
+    start = [rng.randrange(10, vocab) for _ in range(shared)]
+    rows = [start + [rng.randrange(10, vocab) for _ in range(unique)] for _ in range(BATCH)]
     return torch.tensor(rows)
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     shared, unique, output = (32, 5, 4) if options.quick else (256, 64, 64)
     model = load(options.model, options.adapters)
-    prompts = random_prompts(shared, unique)
+    prompts = random_prompts(shared, unique, min(32000, model.config.vocab_size))
 
     cases = (
         ("base c1", 1, model.disable_adapter, []),
