@@ -19,6 +19,7 @@ from loraplex.platform.inference.schemas import ChatCompletionRequest, Completio
 from loraplex.platform.metrics import Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
+LAYERS = ("kernels", "adapters", "engine", "platform")
 API = (DOCS / "api.md").read_text()
 OPERATIONS = (DOCS / "operations.md").read_text()
 
@@ -93,3 +94,11 @@ def test_it_is_in_the_docs(real: set[str], text: str) -> None:
 )
 def test_the_docs_name_nothing_else(pattern: str, real: set[str]) -> None:
     assert named(API + OPERATIONS, pattern) - real == set()
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    files = {path.name for layer in LAYERS for path in (DOCS.parent / layer).rglob("*.py")}
+    files |= {path.name for path in (DOCS.parent / "tests" / "meta").iterdir()}
+
+    assert {Path(name).name for name in named(text, r"[\w/]+\.py")} - files == set()
