@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from loraplex.adapters.manager import LoRAManager
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from loraplex.adapters.injection import inject_lora
 from loraplex.adapters.layers import LoRAContext
+from loraplex.adapters.manager import LoRAManager
 from loraplex.engine.adapter_gate import AdapterGate
 from loraplex.engine.attention import (
     AttentionContext,

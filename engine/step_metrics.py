@@ -1,7 +1,6 @@
 """StepMetrics: what the engine has done so far, counted step by step."""
 
 from loraplex.adapters.manager import LoRAStats
-
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.protocol import EngineStats
 from loraplex.engine.scheduler import Scheduler, SchedulerOutput, SequenceUpdate
