@@ -20,6 +20,7 @@ from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
 
 _LARGEST = 1e30
+_LEAST_LOGPROB = -9999.0
 _NUCLEUS_GUESS = 1024  # most likely tokens looked at before all of them are sorted
 
 
@@ -74,8 +75,9 @@ class Sampler:
         """Bias, minimum length and penalties; logits [V] float32 -> [V]."""
         params = sequence.sampling
         logits = logits.clone()
-        for token, bias in (params.logit_bias or {}).items():
-            logits[token] += bias
+        if params.logit_bias:
+            tokens = torch.tensor(list(params.logit_bias), device=logits.device)
+            logits[tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
         if params.has_penalties:
             apply_penalties(logits, sequence)
             logits.clamp_(-_LARGEST, _LARGEST)  # an extreme penalty must not make infinities meet
@@ -98,7 +100,7 @@ class Sampler:
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         rank = int((logprobs > logprobs[token]).sum()) + 1
         chosen = self._entry(token, float(logprobs[token]), rank)
-        values, tokens = torch.topk(logprobs, num_top)
+        values, tokens = torch.topk(logprobs, min(num_top, len(logprobs)))
         pairs = zip(tokens.tolist(), values.tolist(), strict=True)
         return PositionLogprobs(
             chosen, [self._entry(t, v, i + 1) for i, (t, v) in enumerate(pairs)]
@@ -106,7 +108,8 @@ class Sampler:
 
     def _entry(self, token: int, logprob: float, rank: int) -> TokenLogprob:
         text, raw = self._token_text.describe(token)
-        return TokenLogprob(token, max(logprob, -9999.0), text, raw, rank)
+        finite = logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB  # -inf and NaN are no JSON
+        return TokenLogprob(token, finite, text, raw, rank)
 
 
 def _changes_logits(sequence: Sequence) -> bool:

@@ -1,6 +1,5 @@
 """What a caller may ask of the sampler. Torch-free: the platform builds it, the engine obeys it."""
 
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -11,6 +10,9 @@ MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
+MAX_TOKENS_NAMED = 1024  # in logit_bias, in stop_token_ids: each costs time in every step
+MAX_REPETITION_PENALTY = 1e6
+MIN_TEMPERATURE = 1e-5  # below, the most likely token takes all but nothing: greedy
 
 
 class InvalidSamplingParams(ValueError):
@@ -31,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     max_tokens: int | None = None  # None: as many as the context holds
     min_tokens: int = 0
-    temperature: float = 1.0  # 0: greedy
+    temperature: float = 1.0  # 0, and all below MIN_TEMPERATURE: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0
@@ -54,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:
@@ -67,14 +69,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def _faults(self) -> Iterator[tuple[str, str]]:
         for name, low, high in RANGES:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
+            if value is not None and not low <= value <= high:
                 yield name, f"{name} must be between {low} and {high}, got {value}"
         if not 0.0 < self.top_p <= 1.0:
             yield "top_p", f"top_p must be above 0 and at most 1, got {self.top_p}"
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0.0):
+        if not 0.0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
             yield (
                 "repetition_penalty",
-                f"repetition_penalty must be finite and above 0, got {self.repetition_penalty}",
+                f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, "
+                f"got {self.repetition_penalty}",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             yield (
@@ -89,17 +92,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             yield "stop", f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}"
         if any(not 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
             yield "stop", f"each stop string must have 1 to {MAX_STOP_LENGTH} characters"
-        if any(token < 0 for token in self.stop_token_ids):
-            yield "stop_token_ids", "stop_token_ids must not be negative"
+        if len(self.stop_token_ids) > MAX_TOKENS_NAMED:
+            yield "stop_token_ids", f"stop_token_ids takes at most {MAX_TOKENS_NAMED} tokens"
+        if not all(0 <= token <= MAX_COUNT for token in self.stop_token_ids):
+            yield "stop_token_ids", f"stop_token_ids must be between 0 and {MAX_COUNT}"
 
     def _bias_faults(self) -> Iterator[tuple[str, str]]:
-        for token, bias in (self.logit_bias or {}).items():
-            if token < 0 or not (math.isfinite(bias) and -100.0 <= bias <= 100.0):
+        biases = self.logit_bias or {}
+        if len(biases) > MAX_TOKENS_NAMED:
+            yield "logit_bias", f"logit_bias takes at most {MAX_TOKENS_NAMED} tokens"
+        for token, bias in biases.items():
+            if not (0 <= token <= MAX_COUNT and -100.0 <= bias <= 100.0):
                 yield (
                     "logit_bias",
                     "logit_bias maps token ids to numbers between -100 and 100, "
                     f"got {token}: {bias}",
                 )
+                break
 
 
 RANGES = (

@@ -15,7 +15,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 class TokenText:
-    """Text and bytes of tokens, each taken alone: a part of a character has bytes and no text."""
+    """Text and bytes of tokens, each taken alone: of a part of a character only the bytes tell."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -62,7 +62,7 @@ def sequence_of(
     return Sequence(
         request,
         Detokenizer(TOKENIZER, token_ids),
-        seed=0,
+        seed=request.sampling.seed or 0,
         max_len=MAX_MODEL_LEN,
         adapter_start=adapter_start,
     )
