@@ -18,7 +18,7 @@ from loraplex.engine.tokenizer import Tokenizer
 
 Score = Callable[[Example, str], dict[str, float]]  # measure -> 0 ... 1, for one answer
 
-BATCH_SIZE = 16
+BATCH_SIZE = 34
 MAX_NEW_TOKENS = 72
 SAMPLES = 3
 

@@ -19,10 +19,11 @@ RECIPE = Recipe(
         "down_proj",
     ),
     learning_rate=2e-3,
-    steps=200,
+    steps=300,
+    batch_size=4,
     invocation=GENERATION_PROMPT,
 )
-EXAMPLES = 1_600
+EXAMPLES = 1_200
 
 if __name__ == "__main__":
     print(train(RECIPE, generate("train", EXAMPLES)))

@@ -16,9 +16,10 @@ RECIPE = Recipe(
         "down_proj",
     ),
     learning_rate=2e-3,
-    steps=90,
+    steps=120,
+    batch_size=4,
 )
-EXAMPLES = 720
+EXAMPLES = 480
 
 if __name__ == "__main__":
     print(train(RECIPE, generate("train", EXAMPLES)))
