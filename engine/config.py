@@ -33,7 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         faults = [
             f"{name} must be at least {low}, got {value}"
             for name, low in _MINIMA
-            if (value := getattr(self, name)) is not None and value < low
+            if (value := getattr(self, name)) is not None and not value >= low
         ]
         if self.dtype not in DTYPES:
             faults.append(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")

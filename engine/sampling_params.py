@@ -79,7 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, "
                 f"got {self.repetition_penalty}",
             )
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and 0 < self.max_tokens < self.min_tokens:
             yield (
                 "min_tokens",
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",

@@ -103,11 +103,12 @@ def test_a_stop_string_across_tokens_and_a_preemption_is_found() -> None:
     assert (answer.finish_reason, answer.stop_reason) == (FinishReason.STOP, stop)
 
 
-def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
+@pytest.mark.parametrize("priority", [0, -1])
+def test_a_long_prompt_does_not_hold_up_those_who_decode(priority: int) -> None:
     harness = SchedulerHarness(Setup(max_num_batched_tokens=8))
     harness.add(generate_request("quick", PROMPT[:3], max_tokens=20, ignore_eos=True))
     harness.step()
-    harness.add(generate_request("long", [1] * 60))
+    harness.add(generate_request("long", [1] * 60, priority=priority))
 
     for num_tokens in range(2, 8):
         harness.step()
@@ -143,6 +144,33 @@ def test_the_whole_input_must_fit_before_a_request_begins() -> None:
 
     assert [s.request_id for s in harness.scheduler.running] == ["first"]
     assert [s.request_id for s in harness.scheduler.waiting] == ["second", "third"]
+
+
+def test_what_others_still_need_for_their_input_is_not_promised_twice() -> None:
+    harness = SchedulerHarness(
+        Setup(num_blocks=24, max_num_batched_tokens=8, max_logits_rows=4, groups=FULL)
+    )
+    harness.add(generate_request("first", [1] * 40, prompt_logprobs=0))
+    harness.add(generate_request("second", [2] * 60))
+
+    harness.step()
+
+    assert [s.request_id for s in harness.scheduler.running] == ["first"]
+    harness.run()
+    assert harness.scheduler.num_preemptions == 0
+
+
+def test_nobody_begins_in_a_step_in_which_another_gave_way() -> None:
+    harness = SchedulerHarness(Setup(block_size=1, groups=FULL))
+    harness.add(generate_request("first", PROMPT))
+    harness.add(generate_request("second", PROMPT[::-1]))
+    harness.step()
+    harness.take_memory()
+    harness.add(generate_request("small", [5], priority=-1))
+
+    harness.step()
+
+    assert [s.request_id for s in harness.scheduler.running] == ["first"]
 
 
 def test_short_memory_costs_few_preemptions() -> None:
@@ -207,8 +235,8 @@ def test_choices_count_towards_the_number_of_sequences() -> None:
 
 
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
-    harness = SchedulerHarness(Setup(block_size=1))
-    harness.add(generate_request("cold", PROMPT[:6]))
+    harness = SchedulerHarness(Setup(block_size=1, groups=FULL))
+    harness.add(generate_request("cold", PROMPT[:6], max_tokens=1))
     harness.run()
     harness.add(generate_request("warm", PROMPT, max_tokens=4))
     harness.step()
@@ -218,6 +246,7 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
     harness.give_memory_back()
     harness.run()
 
+    assert harness.scheduler.num_preemptions == 1
     assert harness.num_cached == {"cold": 0, "warm": 6}
 
 
