@@ -52,9 +52,13 @@ class PagedAttention:
         batch = self._context.batch
         if batch is None:
             raise RuntimeError("attention was called outside of a step")
-        slots = batch.slot_mapping[self._group]
-        write_cache(self._keys, key[0].transpose(0, 1), slots)
-        write_cache(self._values, value[0].transpose(0, 1), slots)
+        write_cache(
+            self._keys,
+            self._values,
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            batch.slot_mapping[self._group],
+        )
         return paged_attention(
             query[0].transpose(0, 1),
             self._keys,

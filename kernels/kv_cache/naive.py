@@ -3,16 +3,22 @@
 from torch import Tensor
 
 
-def write_cache(cache: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
-    """Scatters the keys or values of this step's tokens into their slots.
+def write_cache(
+    key_cache: Tensor, value_cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor
+) -> None:
+    """Scatters the keys and values of this step's tokens into their slots.
 
     Args:
-        cache: [N, KVH, BS, D], changed in place.
-        values: [T, KVH, D].
+        key_cache: [N, KVH, BS, Dk], changed in place.
+        value_cache: [N, KVH, BS, Dv], changed in place.
+        keys: [T, KVH, Dk].
+        values: [T, KVH, Dv].
         slot_mapping: [T] int64; slot = block id * BS + offset in the block.
     """
-    block_size = cache.shape[2]
-    cache[slot_mapping // block_size, :, slot_mapping % block_size] = values.to(cache.dtype)
+    block_size = key_cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    key_cache[blocks, :, offsets] = keys.to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = values.to(value_cache.dtype)
 
 
 def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:

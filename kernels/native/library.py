@@ -18,8 +18,12 @@ from loraplex.kernels.native.build import (
 
 _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a float
+    "lpx_attention_bf16": "pppppppppffi",
+    "lpx_attention_float": "pppppppppffi",
+    "lpx_copy_blocks": "ppplll",
     "lpx_linear_bf16": "ppppllllli",
     "lpx_packed_rows_bf16": "pppllli",
+    "lpx_write_cache": "ppppppi",
 }
 
 

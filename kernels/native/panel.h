@@ -74,7 +74,7 @@ inline void multiply_panel(V (&acc)[ROWS][2], const E* x, long x_stride, const E
   }
 }
 
-// Calls body<ROWS>(first row) over tiles of at most PANEL_ROWS rows, of nearly equal height.
+// Calls body<ROWS>(first row) over tiles of at most MAX rows, of nearly equal height.
 template <int ROWS, typename Body>
 inline void call_with_rows(int rows, long first, Body& body) {
   if constexpr (ROWS > 1) {
@@ -83,12 +83,12 @@ inline void call_with_rows(int rows, long first, Body& body) {
   body.template operator()<ROWS>(first);
 }
 
-template <typename Body>
+template <int MAX = PANEL_ROWS, typename Body>
 inline void for_row_tiles(long rows, Body body) {
-  const long tiles = (rows + PANEL_ROWS - 1) / PANEL_ROWS;
+  const long tiles = (rows + MAX - 1) / MAX;
   for (long i = 0; i < tiles; i++) {
     const long first = rows * i / tiles, last = rows * (i + 1) / tiles;
-    call_with_rows<PANEL_ROWS>(int(last - first), first, body);
+    call_with_rows<MAX>(int(last - first), first, body);
   }
 }
 

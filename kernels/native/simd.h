@@ -31,7 +31,9 @@ constexpr int LANES = 16;
 
 using V = __m512;
 
-inline __mmask16 mask16(int n) { return __mmask16(n >= 16 ? 0xffff : (1u << n) - 1); }
+inline __mmask16 mask16(int n) {  // the first n lanes
+  return __mmask16(n >= LANES ? 0xffff : n <= 0 ? 0 : (1u << n) - 1);
+}
 
 inline V zero() { return _mm512_setzero_ps(); }
 inline V fill(float x) { return _mm512_set1_ps(x); }
@@ -98,7 +100,7 @@ inline V round(V a) {
   constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
 }
-inline __m256 power_of_two(__m256 exponent) {  // in two halves, so that 2^-140 does not wrap
+inline __m256 power_of_two(__m256 exponent) {  // in two halves, so that 2^-160 does not wrap
   const __m256i all = _mm256_cvtps_epi32(exponent);
   const __m256i half = _mm256_srai_epi32(all, 1);
   const __m256i rest = _mm256_sub_epi32(all, half);
@@ -153,7 +155,7 @@ template <typename E>
 inline V load(const E* p, int n) {
   if (n >= LANES) return load(p);
   E some[LANES] = {};
-  std::memcpy(some, p, n * sizeof(E));
+  if (n > 0) std::memcpy(some, p, n * sizeof(E));
   return load(some);
 }
 template <typename E>
@@ -161,7 +163,7 @@ inline void store(E* p, V a, int n) {
   if (n >= LANES) return store(p, a);
   E some[LANES];
   store(some, a);
-  std::memcpy(p, some, n * sizeof(E));
+  if (n > 0) std::memcpy(p, some, n * sizeof(E));
 }
 
 inline V even(const bf16* pairs) {
@@ -178,9 +180,9 @@ inline V odd(const bf16* pairs) {
 
 #endif
 
-// 2^x with a relative error of 2e-7; 0 from x = -140 down, -inf included.
+// 2^x with a relative error of 2e-7; 0 from x = -160 down, -inf included; a NaN stays one.
 inline V exp2(V x) {
-  x = min(max(x, fill(-140.f)), fill(127.f));
+  x = min(fill(127.f), max(fill(-160.f), x));
   const V whole = round(x);
   const V rest = sub(x, whole);
   V p = fill(1.5353362e-4f);

@@ -1,0 +1,73 @@
+"""Paged attention in native code, for float32 and bfloat16."""
+
+from array import array
+
+import torch
+from torch import Tensor
+
+from loraplex.kernels.native.library import native, num_threads
+
+_GRAIN = 64 * 1024  # bytes of keys and values worth a thread
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_start: list[int],
+    seq_lens: list[int],
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """As `naive.paged_attention`; query and caches are all float32 or all bfloat16.
+
+    Sums are float32. Against tall tiles of queries, bfloat16 weights multiply bfloat16 values.
+    """
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    num_tokens, heads, key_dim = query.shape
+    _, kv_heads, block_size, value_dim = value_cache.shape
+    out = torch.empty(num_tokens, heads, value_dim, dtype=query.dtype)
+    starts, lengths = array("q", query_start), array("q", seq_lens)
+    sink_logits = None if sinks is None else sinks.float().contiguous()
+    sizes = array(
+        "q",
+        (
+            len(seq_lens),
+            heads,
+            kv_heads,
+            block_size,
+            key_dim,
+            value_dim,
+            *query.stride()[:2],
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            block_tables.stride(0),
+            window or 0,
+        ),
+    )
+    visible = sum(seq_lens) if window is None else sum(min(n, window) for n in seq_lens)
+    token_bytes = kv_heads * (key_dim + value_dim) * key_cache.element_size()
+    kernel = (
+        native().lpx_attention_float
+        if query.dtype == torch.float32
+        else native().lpx_attention_bf16
+    )
+    kernel(
+        query.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        out.data_ptr(),
+        block_tables.data_ptr(),
+        starts.buffer_info()[0],
+        lengths.buffer_info()[0],
+        None if sink_logits is None else sink_logits.data_ptr(),
+        sizes.buffer_info()[0],
+        scaling,
+        softcap or 0.0,
+        num_threads(visible * token_bytes, _GRAIN),
+    )
+    return out
