@@ -166,9 +166,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_preemptions: int = 0
     num_steps: int = 0
     copied_blocks: int = 0  # copy-on-write
-    peak_waste: float = (
-        0.0  # largest (allocated - used) / allocated, over steps with 8 blocks or more
-    )
+    peak_waste: float = 0.0  # largest (allocated - used) / allocated seen with 8 blocks or more
     mean_waste: float = 0.0
     adapters_registered: int = 0
     adapters_resident: int = 0  # in a slot

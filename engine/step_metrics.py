@@ -6,6 +6,7 @@ from loraplex.engine.protocol import EngineStats
 from loraplex.engine.scheduler import Scheduler, SchedulerOutput, SequenceUpdate
 
 WASTE_EVERY = 16  # steps between two looks at the memory waste, which walks all tables
+WASTE_BLOCKS = 8  # fewer held blocks say nothing: a lone short sequence is mostly waste
 
 
 class StepMetrics:
@@ -15,7 +16,6 @@ class StepMetrics:
         self._cached_tokens = 0
         self._computed_prompt_tokens = 0
         self._generation_tokens = 0
-        self._waste: list[float] = []
         self._waste_sum = 0.0
         self._waste_count = 0
         self._waste_peak = 0.0
@@ -41,7 +41,7 @@ class StepMetrics:
 
     def _measure_waste(self, kv: KVCacheManager) -> None:
         allocated, used = kv.slots()
-        if allocated:
+        if allocated >= WASTE_BLOCKS * kv.block_size:
             waste = (allocated - used) / allocated
             self._waste_sum += waste
             self._waste_count += 1
