@@ -1,6 +1,7 @@
 """What the counters say is what was computed."""
 
 import pytest
+from support.kv import FULL
 from support.scheduling import SchedulerHarness, Setup, generate_request
 
 from loraplex.adapters.manager import LoRAStats
@@ -78,7 +79,7 @@ def test_an_idle_engine_holds_nothing_and_remembers_prefixes() -> None:
 
 
 def test_waste_is_measured_where_there_is_something_to_waste() -> None:
-    busy, tiny = MeteredHarness(), MeteredHarness()
+    busy, tiny = MeteredHarness(), MeteredHarness(Setup(groups=FULL))
     busy.add(generate_request("r", PROMPT * 4, max_tokens=WASTE_EVERY + 1, ignore_eos=True))
     tiny.add(generate_request("r", [1, 2], max_tokens=WASTE_EVERY + 1, ignore_eos=True))
 
