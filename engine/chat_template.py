@@ -69,13 +69,13 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        **kwargs: object,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
     ) -> str:
         """Raises PromptRejected if the template refuses these messages."""
-        if taken := RESERVED_NAMES & kwargs.keys():
+        if taken := RESERVED_NAMES & variables.keys():
             raise PromptRejected(f"The template sets {', '.join(sorted(taken))} itself.")
-        values = self._variables | kwargs
+        values = {**self._variables, **variables}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(values)

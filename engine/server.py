@@ -1,7 +1,8 @@
 """EngineServer: the process around one LLMEngine. Run as `python -m loraplex.engine.server`.
 
-Its arguments are the address to bind and an EngineConfig as JSON. On standard output it writes
-nothing but the reason why it refuses to start; all else goes to standard error.
+Its arguments are the address to bind, an EngineConfig as JSON and the id of the process that it
+must not outlive. On standard output it writes nothing but the reason why it refuses to start; all
+else goes to standard error.
 """
 
 import ctypes
@@ -63,10 +64,10 @@ class Engine(Protocol):
 class EngineServer:
     """Takes commands, steps the engine, sends events; waits without work when there is none."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox, parent: int) -> None:
         self._engine = engine
         self._mailbox = mailbox
-        self._parent = os.getppid()
+        self._parent = parent
         self._stopping = False
 
     def run(self) -> None:
@@ -152,22 +153,27 @@ def _internal_failure(request_id: str) -> RequestFailed:
     )
 
 
-def serve(address: str, make_engine: Callable[[Callable[[StartProgress], None]], Engine]) -> int:
+def serve(
+    address: str, make_engine: Callable[[Callable[[StartProgress], None]], Engine], parent: int
+) -> int:
     """Runs one engine until it is stopped, and returns the process's exit status.
 
     `make_engine` is given a function to report progress to. What it refuses with `StartRefused`
-    is written to standard output.
+    is written to standard output. When the process `parent` ends, so does this one.
     """
+    die_with_parent()
     report = _take_standard_output()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     mailbox = Mailbox(address)
 
     def progress(step: StartProgress) -> None:
+        if os.getppid() != parent:
+            raise StartRefused("The process that started this engine has ended.")
         mailbox.receive(0)  # greets clients
         mailbox.send([step])
 
     try:
-        server = EngineServer(make_engine(progress), mailbox)
+        server = EngineServer(make_engine(progress), mailbox, parent)
         signal.signal(signal.SIGTERM, lambda *_: server.stop())
         server.run()
     except StartRefused as refusal:
@@ -188,7 +194,6 @@ def die_with_parent() -> None:
 
 
 def main() -> int:
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
     address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
 
@@ -198,7 +203,7 @@ def main() -> int:
 
         return LLMEngine(config, progress)
 
-    return serve(address, make_engine)
+    return serve(address, make_engine, int(sys.argv[3]))
 
 
 def _take_standard_output() -> int:

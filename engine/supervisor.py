@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class EngineSupervisor:
     """Starts the engine that `client` talks to, and starts it again whenever it ends.
 
     Args:
-        command: what is run, with the address and the config as JSON added.
+        command: what is run, with the address, the config as JSON and this process's id added.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class EngineSupervisor:
             *self._command,
             self._client.address,
             msgspec.json.encode(self._config).decode(),
+            str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )

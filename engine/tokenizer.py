@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from loraplex.engine.chat_template import DEFAULT_CHAT_TEMPLATE, DEFAULT_STOP, ChatTemplate
-from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.errors import PromptRejected, UnsupportedModel
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -64,6 +64,12 @@ class Tokenizer:
         return bos is not None and self.encode("")[:1] == [self._backend.token_to_id(bos)]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises PromptRejected for a lone surrogate, which is no character."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = "The text holds a lone surrogate, which is no character."
+            raise PromptRejected(message) from error
         # The batch form lets other threads run meanwhile; the plain one does not.
         encodings = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encodings[0].ids)
@@ -75,14 +81,17 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
-        **kwargs: object,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt's text with every special token in it: encode it without adding more.
+
+        Args:
+            variables: more names for the template, where it knows any.
 
         Raises:
             PromptRejected: if the template refuses these messages.
         """
-        return self._chat_template.render(messages, add_generation_prompt, **kwargs)
+        return self._chat_template.render(messages, add_generation_prompt, variables or {})
 
     def _add_missing_tokens(self, config: Mapping[str, Any]) -> None:
         known = {token.content for token in self._backend.get_added_tokens_decoder().values()}

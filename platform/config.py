@@ -44,6 +44,12 @@ def check_folder(folder: Path) -> Path:
     return folder.expanduser().absolute()
 
 
+def check_checkpoint(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{str(folder)!r} is no Hugging Face checkpoint: it has no config.json")
+    return folder
+
+
 Folder = Annotated[Path, AfterValidator(check_folder)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 ModelName = Annotated[str, AfterValidator(check_name)]
@@ -58,7 +64,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
     home: Path = Field(Path("~/.loraplex"), description="Folder of the server's data")
-    model: Folder = Field(description="Folder of a Hugging Face checkpoint")
+    model: Annotated[Folder, AfterValidator(check_checkpoint)] = Field(
+        description="Folder of a Hugging Face checkpoint"
+    )
     served_model_name: ModelName = Field("base", description="Name of the base model in the API")
     adapters: dict[ModelName, Folder] = Field({}, description="PEFT folders by name in the API")
     allow_base_mismatch: bool = Field(

@@ -1,11 +1,11 @@
 """Every error becomes an OpenAI error object, here and nowhere else."""
 
+import json
 import logging
 from collections.abc import Callable
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
@@ -61,8 +61,10 @@ def api_error_of(error: Exception) -> ApiError:
             return InternalError()
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.to_body(), error.status, error.headers)
+def error_response(error: ApiError) -> Response:
+    """In ASCII, since a message may quote what is no text."""
+    body = json.dumps(error.to_body())
+    return Response(body, error.status, error.headers, "application/json")
 
 
 def fault_of(detail: ErrorDetails) -> Fault:
@@ -105,5 +107,5 @@ def _of_http(error: HTTPException) -> ApiError:
             return InvalidRequest(error.detail)
 
 
-async def _handle(request: Request, error: Exception) -> JSONResponse:
+async def _handle(request: Request, error: Exception) -> Response:
     return error_response(api_error_of(error))

@@ -20,12 +20,21 @@ def only(*harmless: object) -> AfterValidator:
     return AfterValidator(check)
 
 
+def check_text(text: str) -> str:
+    """JSON can spell half a surrogate pair, but no text holds one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must not hold a lone surrogate, which is no character") from None
+    return text
+
+
 def _as_texts(value: object) -> object:
     if value is None:
         return ()
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        return tuple(texts)
+        return tuple(map(check_text, texts))
     raise ValueError("must be a string or a list of strings")
 
 
@@ -46,6 +55,7 @@ def _as_token_ids(value: object) -> object:
 
 
 Ignored = Any  # says nothing about the tokens
+Text = Annotated[str, AfterValidator(check_text)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
 TokenIds = Annotated[tuple[int, ...], BeforeValidator(_as_token_ids)]
 Bias = Annotated[dict[int, float] | None, BeforeValidator(_as_bias)]
@@ -62,7 +72,7 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model: str
+    model: Text
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = None

@@ -7,7 +7,13 @@ from pydantic import field_validator as validates
 from typing_extensions import TypedDict
 
 from loraplex.engine.sampling_params import MAX_LOGPROBS
-from loraplex.platform.inference.sampling_fields import Ignored, SamplingFields, only
+from loraplex.platform.inference.sampling_fields import (
+    Ignored,
+    SamplingFields,
+    Text,
+    check_text,
+    only,
+)
 
 MAX_PROMPTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions only
@@ -21,7 +27,7 @@ class TextPart(TypedDict):
 def _as_content(value: object) -> object:
     """One text of a string or of OpenAI's list of parts."""
     if isinstance(value, str):
-        return value
+        return check_text(value)
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
     texts = [_text_of(part) for part in value]
@@ -31,7 +37,7 @@ def _as_content(value: object) -> object:
 def _text_of(part: object) -> str:
     match part:
         case {"type": "text", "text": str(text), **rest} if not rest:
-            return text
+            return check_text(text)
     raise ValueError('takes only parts of the form {"type": "text", "text": "..."}')
 
 
@@ -39,7 +45,7 @@ def _as_prompts(value: object) -> object:
     """A list of texts, or a list of token id lists, of any of the four forms of `prompt`."""
     match value:
         case str():
-            return [value]
+            return [check_text(value)]
         case [int(), *_]:
             return [_token_ids(value)]
         case [] | None:
@@ -47,7 +53,7 @@ def _as_prompts(value: object) -> object:
         case list() if len(value) > MAX_PROMPTS:
             raise ValueError(f"takes at most {MAX_PROMPTS} prompts, got {len(value)}")
         case [str(), *_] if all(isinstance(text, str) for text in value):
-            return value
+            return [check_text(str(text)) for text in value]
         case [list(), *_]:
             return [_token_ids(ids) for ids in value]
     raise ValueError("must be a text, a list of texts, a list of token ids, or a list of those")
@@ -73,7 +79,7 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    name: str | None = None
+    name: Text | None = None
 
     # An answer sent back as it came.
     refusal: Annotated[Any, only()] = None

@@ -107,7 +107,7 @@ def _render(tokenizer: Tokenizer, body: ChatCompletionRequest) -> Prompt:
     text = tokenizer.render_chat(
         [message.for_template() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt is not False,
-        **(body.chat_template_kwargs or {}),
+        variables=body.chat_template_kwargs,
     )
     return Prompt(tokenizer.encode(text, body.add_special_tokens is True), text)
 

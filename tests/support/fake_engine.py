@@ -138,7 +138,7 @@ def main() -> int:
             os._exit(7)
         return FakeEngine()
 
-    return serve(address, make_engine)
+    return serve(address, make_engine, int(sys.argv[3]))
 
 
 if __name__ == "__main__":

@@ -83,15 +83,23 @@ class Server:
         assert self.metric("loraplex:kv_blocks") == self.metric("loraplex:kv_blocks_free") > 0
         assert self.metric("loraplex:adapter_references") == 0
 
-    @property
-    def engine_pid(self) -> int:
-        (engine,) = psutil.Process(self._process.pid).children()
-        return engine.pid
+    def engine(self) -> psutil.Process:
+        """The engine's process, as soon as there is one."""
+        deadline = time.monotonic() + 60
+        while not (children := psutil.Process(self._process.pid).children()):
+            assert time.monotonic() < deadline, "".join(self.log)
+            time.sleep(0.01)
+        return children[0]
 
     def stop(self) -> int:
         """Asks it to end, and returns its exit status."""
         self._process.terminate()
         return self.wait_exit()
+
+    def kill(self) -> None:
+        """Ends it without a word."""
+        self._process.kill()
+        self.wait_exit()
 
     def wait_exit(self, timeout: float = 60) -> int:
         try:
@@ -112,8 +120,10 @@ def running_server(home: Path, *options: str) -> Iterator[Server]:
     try:
         server.wait_ready()
         yield server
-    finally:
-        server.stop()
+    except BaseException:
+        server.kill()
+        raise
+    assert server.stop() == 0, "".join(server.log)
 
 
 def _read(pipe: IO[str], lines: list[str]) -> None:

@@ -65,7 +65,7 @@ def test_a_models_own_template_renders_as_in_transformers(
     theirs = AutoTokenizer.from_pretrained(folder)
 
     text = Tokenizer.from_folder(folder).render_chat(
-        MESSAGES, add_generation_prompt=add_generation_prompt, mood="calm"
+        MESSAGES, add_generation_prompt=add_generation_prompt, variables={"mood": "calm"}
     )
 
     assert text == theirs.apply_chat_template(
@@ -122,7 +122,14 @@ def test_a_caller_cannot_replace_what_the_template_is_given(tmp_path: Path) -> N
     tokenizer = Tokenizer.from_folder(write_tokenizer(tmp_path))
 
     with pytest.raises(PromptRejected, match="raise_exception"):
-        tokenizer.render_chat(MESSAGES, raise_exception="x")
+        tokenizer.render_chat(MESSAGES, variables={"raise_exception": "x"})
+
+
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write_tokenizer(tmp_path))
+
+    with pytest.raises(PromptRejected, match="surrogate"):
+        tokenizer.encode("a \ud83d b")
 
 
 @pytest.mark.parametrize(
