@@ -326,13 +326,13 @@ void finish(const Batch<E>& b, const Item& item, long row, const float* sums, fl
 }
 
 struct Partials {  // of every part: [rows, width + 2]: sums, peak, total
-  std::vector<float> data;
+  float* data;
   long rows, width;
-  float* row(long part, long r) { return data.data() + (part * rows + r) * (width + 2); }
+  float* row(long part, long r) const { return data + (part * rows + r) * (width + 2); }
 };
 
 template <typename E>
-void merge(const Batch<E>& b, const Item& item, Partials& partials) {
+void merge(const Batch<E>& b, const Item& item, const Partials& partials) {
   for (long r = 0; r < item.tokens * b.group(); r++) {
     float peak = -INFINITY, total = 0;
     float* first = partials.row(item.part, r);
@@ -382,11 +382,10 @@ template <typename E>
 void paged_attention(const Batch<E>& b, int threads) {
   std::vector<Item> items, merges;
   const long num_parts = plan(b, items, merges);
-  Partials partials;
-  partials.rows = 0;
+  static thread_local Scratch kept_parts;
+  Partials partials{nullptr, 0, round_up(b.n.value_dim, PANEL)};
   for (const Item& item : merges) partials.rows = std::max(partials.rows, item.tokens * b.group());
-  partials.width = round_up(b.n.value_dim, PANEL);
-  partials.data.resize(num_parts * partials.rows * (partials.width + 2));
+  partials.data = (float*)kept_parts.reserve(num_parts * partials.rows * (partials.width + 2) * 4 + 64);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     static thread_local Scratch scratch;

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.native.library import native, num_threads
+from loraplex.kernels.native.panels import pack_panels, unpack_panels
 
-PANEL = 32  # output columns that lie together
 _GRAIN = 64 * 1024  # bytes of weights worth a thread
 
 
@@ -21,24 +21,11 @@ class PackedWeight:
     @classmethod
     def pack(cls, weight: Tensor) -> "PackedWeight":
         """Packs a weight [N, K] in bfloat16."""
-        rows, columns = weight.shape
-        num_panels, steps = -(-rows // PANEL), -(-columns // 2)
-        panels = torch.empty(num_panels, steps, PANEL, 2, dtype=torch.bfloat16)
-        whole = rows // PANEL if columns % 2 == 0 else 0
-        body = weight[: whole * PANEL].reshape(whole, PANEL, steps, 2) if whole else None
-        if body is not None:
-            panels[:whole] = body.transpose(1, 2)
-        if whole < num_panels:
-            rest = weight.new_zeros((num_panels - whole) * PANEL, steps * 2)
-            rest[: rows - whole * PANEL, :columns] = weight[whole * PANEL :]
-            panels[whole:] = rest.view(-1, PANEL, steps, 2).transpose(1, 2)
-        return cls(panels, (rows, columns))
+        return cls(pack_panels(weight), (weight.shape[0], weight.shape[1]))
 
     def unpack(self) -> Tensor:
         """-> [N, K] bfloat16, a copy."""
-        num_panels, steps = self.panels.shape[:2]
-        whole = self.panels.transpose(1, 2).reshape(num_panels * PANEL, steps * 2)
-        return whole[: self.shape[0], : self.shape[1]].contiguous()
+        return unpack_panels(self.panels, self.shape)
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids [...] int64 below N -> [..., K] bfloat16: rows of the weight, as an embedding."""

@@ -36,9 +36,9 @@ struct PanelStep<float> {
 template <>
 struct PanelStep<bf16> {
   static constexpr int STEP = 2;
+#ifdef __AVX512BF16__
   template <int ROWS>
   static void run(V (&acc)[ROWS][2], const bf16* x, long x_stride, const bf16* w) {
-#ifdef __AVX512BF16__
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w);
     const __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + 2 * LANES);
     for (int t = 0; t < ROWS; t++) {
@@ -48,22 +48,24 @@ struct PanelStep<bf16> {
       acc[t][0] = _mm512_dpbf16_ps(acc[t][0], w0, a);
       acc[t][1] = _mm512_dpbf16_ps(acc[t][1], w1, a);
     }
-#else
+  }
+#endif
+  template <int ROWS, typename X>
+  static void run(V (&acc)[ROWS][2], const X* x, long x_stride, const bf16* w) {
     for (int c = 0; c < 2; c++) {
       const V w0 = even(w + c * 2 * LANES), w1 = odd(w + c * 2 * LANES);
       for (int t = 0; t < ROWS; t++) {
-        const bf16* a = x + t * x_stride;
+        const X* a = x + t * x_stride;
         acc[t][c] = fma(w0, fill(to_float(a[0])), acc[t][c]);
         acc[t][c] = fma(w1, fill(to_float(a[1])), acc[t][c]);
       }
     }
-#endif
   }
 };
 
 // acc[t][:] += x[t, :] . panel, over `steps` steps of K. Ahead of it, memory is asked for.
-template <typename E, int ROWS>
-inline void multiply_panel(V (&acc)[ROWS][2], const E* x, long x_stride, const E* panel, long steps) {
+template <typename E, int ROWS, typename X>
+inline void multiply_panel(V (&acc)[ROWS][2], const X* x, long x_stride, const E* panel, long steps) {
   constexpr int STEP = PanelStep<E>::STEP;
   constexpr long AHEAD = 32 * PANEL * STEP;
   for (long k = 0; k < steps; k++) {

@@ -8,10 +8,11 @@ import pytest
 from loraplex.kernels.attention import cpu as attention_cpu
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.linear import cpu as linear_cpu
+from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.native.build import TARGETS, NativeUnavailable, cpu_flags
 from loraplex.kernels.native.library import cache_folder, load
 
-USERS: tuple[ModuleType, ...] = (attention_cpu, kv_cache_cpu, linear_cpu)
+USERS: tuple[ModuleType, ...] = (attention_cpu, kv_cache_cpu, linear_cpu, lora_cpu)
 
 
 @pytest.fixture(params=TARGETS, ids=lambda target: target.name)

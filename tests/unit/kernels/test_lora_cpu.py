@@ -1,0 +1,154 @@
+"""The native LoRA against the naive one on the same weights in float32."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from loraplex.kernels.lora import naive
+from loraplex.kernels.lora.cpu import PackedOperand, add_lora
+from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
+
+pytestmark = pytest.mark.usefixtures("native")
+
+DTYPES = [torch.float32, torch.bfloat16]
+RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 33, 64, 100, 128, 256]
+QKV = [(0, 64, 16), (64, 16, 16), (80, 16, 16)]  # slices: first column, width, rank
+
+
+def operand(
+    in_features: int, slices: list[tuple[int, int, int]], dtype: torch.dtype
+) -> LoRAOperand:
+    a = torch.randn(sum(rank for _, _, rank in slices), in_features) / in_features**0.5
+    return LoRAOperand(
+        a.to(dtype),
+        tuple(
+            LoRASlice(start, torch.randn(width, rank).to(dtype), 0.5)
+            for start, width, rank in slices
+        ),
+    )
+
+
+def in_float32(weights: LoRAOperand) -> LoRAOperand:
+    slices = tuple(part._replace(b=part.b.float()) for part in weights.slices)
+    return LoRAOperand(weights.a.float(), slices)
+
+
+def assert_equals_naive(
+    out: torch.Tensor, x: torch.Tensor, segments: Sequence[tuple[torch.Tensor, LoRAOperand]]
+) -> None:
+    want = out.clone().float()
+    naive.add_lora(want, x.float(), [(rows, in_float32(weights)) for rows, weights in segments])
+    before = out.clone()
+
+    add_lora(out, x, [(rows, PackedOperand.pack(weights)) for rows, weights in segments])
+
+    touched = torch.zeros(len(out), dtype=torch.bool)
+    for rows, _ in segments:
+        touched[rows] = True
+    assert torch.equal(out[~touched], before[~touched])
+    scale = float(want.abs().max()) if want.numel() else 1.0
+    unit = 2**-8 if out.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(out.float(), want, rtol=unit, atol=1e-5 * scale)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rank", RANKS)
+def test_every_rank(dtype: torch.dtype, rank: int) -> None:
+    x, out = torch.randn(7, 63).to(dtype), torch.randn(7, 100).to(dtype)
+
+    assert_equals_naive(out, x, [(torch.arange(5), operand(63, [(0, 100, rank)], dtype))])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_ranks_in_one_batch(dtype: torch.dtype) -> None:
+    x, out = torch.randn(40, 64).to(dtype), torch.randn(40, 80).to(dtype)
+    rows = torch.randperm(40).split([3] * 13 + [1])[:13]
+
+    assert_equals_naive(
+        out,
+        x,
+        [(r, operand(64, [(0, 80, rank)], dtype)) for r, rank in zip(rows, RANKS, strict=True)],
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("in_features", [1, 63, 64, 100, 3424])
+@pytest.mark.parametrize("out_features", [1, 31, 64, 100, 3424])
+def test_every_width(dtype: torch.dtype, in_features: int, out_features: int) -> None:
+    x, out = torch.randn(3, in_features).to(dtype), torch.randn(3, out_features).to(dtype)
+
+    weights = operand(in_features, [(0, out_features, 4)], dtype)
+
+    assert_equals_naive(out, x, [(torch.tensor([2, 0]), weights)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unequal_slices_gaps_and_base_rows(dtype: torch.dtype) -> None:
+    x, out = torch.randn(200, 48).to(dtype), torch.randn(200, 96).to(dtype)
+    rows = torch.randperm(200)
+    segments = [
+        (rows[:9], operand(48, [(0, 64, 4), (64, 16, 64), (80, 16, 1)], dtype)),
+        (rows[9:10], operand(48, [(64, 16, 16)], dtype)),
+        (rows[10:10], operand(48, QKV, dtype)),
+        (rows[10:131], operand(48, [(0, 64, 7), (80, 16, 3)], dtype)),
+    ]
+
+    assert_equals_naive(out, x, segments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 4, 5, 47, 48, 49, 200])
+def test_any_number_of_rows(dtype: torch.dtype, num_rows: int) -> None:
+    x, out = torch.randn(num_rows, 32).to(dtype), torch.randn(num_rows, 96).to(dtype)
+
+    assert_equals_naive(out, x, [(torch.arange(num_rows), operand(32, QKV, dtype))])
+
+
+def test_no_adapter_at_all_changes_nothing() -> None:
+    out = torch.randn(3, 8)
+    before = out.clone()
+
+    add_lora(out, torch.randn(3, 8), [])
+
+    assert torch.equal(out, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_views_with_strides_are_read_and_written_in_place(dtype: torch.dtype) -> None:
+    x, whole = torch.randn(64, 10).to(dtype).t(), torch.randn(10, 50).to(dtype)
+    edges = whole[:, :5].clone(), whole[:, 25:].clone()
+
+    assert_equals_naive(whole[:, 5:25], x, [(torch.arange(3, 9), operand(64, [(0, 20, 4)], dtype))])
+    assert torch.equal(whole[:, :5], edges[0])
+    assert torch.equal(whole[:, 25:], edges[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_adapters_rows_get_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
+    x, out = torch.randn(70, 32).to(dtype), torch.randn(70, 96).to(dtype)
+    mine = (torch.tensor([3]), PackedOperand.pack(operand(32, QKV, dtype)))
+    other = (torch.arange(4, 70), PackedOperand.pack(operand(32, [(0, 96, 64)], dtype)))
+    alone, together = out.clone(), out.clone()
+
+    add_lora(alone, x, [mine])
+    add_lora(together, x, [mine, other])
+
+    assert torch.equal(alone[3], together[3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_no_segment_are_not_read(dtype: torch.dtype) -> None:
+    x, out = torch.randn(6, 32).to(dtype), torch.randn(6, 96).to(dtype)
+    x[1::2] = float("nan")
+    out[1::2] = float("nan")
+
+    add_lora(out, x, [(torch.tensor([0, 2, 4]), PackedOperand.pack(operand(32, QKV, dtype)))])
+
+    assert out[::2].isfinite().all()
+    assert out[1::2].isnan().all()
