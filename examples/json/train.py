@@ -7,10 +7,11 @@ RECIPE = Recipe(
     name="json",
     rank=8,
     target_modules=("q_proj", "k_proj", "v_proj", "o_proj"),
-    learning_rate=2e-3,
-    steps=100,
+    learning_rate=1e-3,
+    steps=220,
+    batch_size=4,
 )
-EXAMPLES = 800
+EXAMPLES = 880
 
 if __name__ == "__main__":
     print(train(RECIPE, generate("train", EXAMPLES)))
