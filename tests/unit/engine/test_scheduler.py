@@ -262,6 +262,19 @@ def test_prompt_logprobs_of_many_share_one_steps_rows() -> None:
         assert rows <= 10 + len(owing)
 
 
+def test_every_prompt_token_but_the_first_has_a_logprob_even_if_its_prefix_is_cached() -> None:
+    harness = SchedulerHarness(Setup(max_num_batched_tokens=8, max_logits_rows=3))
+    for name in ("cold", "warm"):
+        harness.add(generate_request(name, PROMPT, prompt_logprobs=0))
+        harness.run()
+
+    cold, warm = (harness.answers[name, 0].prompt_logprobs for name in ("cold", "warm"))
+    assert cold == warm
+    assert cold is not None
+    assert cold[0] is None
+    assert [entry.chosen.token_id for entry in cold[1:] if entry] == PROMPT[1:]
+
+
 def test_a_prompt_of_one_token_has_one_empty_prompt_logprob() -> None:
     answer = undisturbed(generate_request("r", [3], prompt_logprobs=1))[0]
 
