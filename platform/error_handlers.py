@@ -88,7 +88,9 @@ def fault_of(detail: ErrorDetails) -> Fault:
 def _of_engine(error: EngineError) -> ApiError:
     match error:
         case RequestRejected():
-            return FAILURES[error.code](error)
+            api_error = FAILURES[error.code](error)
+            api_error.faults = [Fault(error.param, fault) for fault in error.faults]
+            return api_error
         case PromptRejected():
             return InvalidRequest(error.message, "messages")
         case _:

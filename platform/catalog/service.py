@@ -86,7 +86,7 @@ class Catalog:
         try:
             info = await engine.register_adapter(
                 RegisterAdapter(
-                    request_id=f"register-{uuid.uuid4().hex}",
+                    request_id=_new_id(),
                     tenant=tenant,
                     adapter_id=f"adp_{uuid.uuid4().hex}",
                     path=str(folder),
@@ -110,7 +110,7 @@ class Catalog:
         if entry is None:
             raise ModelNotFound(name)
         await engine.unregister_adapter(
-            UnregisterAdapter(request_id=f"unregister-{uuid.uuid4().hex}", adapter=entry.info.ref)
+            UnregisterAdapter(request_id=_new_id(), adapter=entry.info.ref)
         )
 
     async def restore(self, engine: EngineClient) -> None:
@@ -128,7 +128,7 @@ class Catalog:
 
     async def _register_again(self, engine: EngineClient, info: AdapterInfo) -> str | None:
         command = RegisterAdapter(
-            request_id=f"register-{uuid.uuid4().hex}",
+            request_id=_new_id(),
             tenant=info.ref.tenant,
             adapter_id=info.ref.adapter_id,
             path=str(self._store / info.ref.digest),
@@ -138,4 +138,11 @@ class Catalog:
             found = await engine.register_adapter(command)
         except RequestRejected as error:
             return error.message
-        return None if found.ref == info.ref else "The stored copy has changed."
+        if found.ref == info.ref:
+            return None
+        await engine.unregister_adapter(UnregisterAdapter(request_id=_new_id(), adapter=found.ref))
+        return "The stored copy has changed."
+
+
+def _new_id() -> str:
+    return f"catalog-{uuid.uuid4().hex}"

@@ -65,6 +65,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    include_obfuscation: Ignored = None
 
 
 class SamplingFields(BaseModel):

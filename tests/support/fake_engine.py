@@ -50,7 +50,8 @@ class FakeEngine:
     )
     is_waiting = False
 
-    def __init__(self) -> None:
+    def __init__(self, mood: str = "fake") -> None:
+        self.mood = mood
         self.running: dict[str, list[int]] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.outcomes: list[Event] = []
@@ -83,7 +84,10 @@ class FakeEngine:
         return events
 
     def register_adapter(self, command: RegisterAdapter) -> None:
-        ref = AdapterRef(tenant=command.tenant, adapter_id=command.adapter_id, digest="d")
+        if self.mood == "picky":
+            raise RequestRejected(FailureCode.ADAPTER_REJECTED, "not this one")
+        digest = "other" if self.mood == "forgetful" else "d"
+        ref = AdapterRef(tenant=command.tenant, adapter_id=command.adapter_id, digest=digest)
         info = AdapterInfo(
             ref=ref,
             rank=1,
@@ -136,7 +140,7 @@ def main() -> int:
             raise ConfigRefused("3 blocks are needed, 2 fit")
         if config.model == "crashing":
             os._exit(7)
-        return FakeEngine()
+        return FakeEngine(config.model)
 
     return serve(address, make_engine, int(sys.argv[3]))
 

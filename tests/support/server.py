@@ -15,6 +15,8 @@ import httpx
 import psutil
 from openai import AsyncOpenAI, OpenAI
 
+from loraplex.engine.client import EngineClient
+
 LORAPLEX = Path(sysconfig.get_path("scripts")) / "loraplex"
 KEY = "a-key-for-tests"
 READY = re.compile(r"export OPENAI_BASE_URL=(\S+)/v1")
@@ -24,6 +26,7 @@ class Server:
     """A started server. `wait_ready` before use."""
 
     def __init__(self, home: Path, *options: str) -> None:
+        self._home = home
         environment = {**os.environ, "LORAPLEX_HOME": str(home), "OMP_NUM_THREADS": "1"}
         command = [str(LORAPLEX), "serve", "--port", "0", "--api-key", KEY, *options]
         self._process = subprocess.Popen(
@@ -67,6 +70,11 @@ class Server:
         return httpx.Client(
             base_url=self.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60
         )
+
+    def engine_client(self) -> EngineClient:
+        """One more client of the same engine."""
+        (socket,) = (self._home / "run").iterdir()
+        return EngineClient(f"ipc://{socket}")
 
     def metric(self, name: str) -> float:
         """The sum over all label values."""

@@ -1,0 +1,103 @@
+"""Settings: where they come from, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from loraplex.platform.cli import parse_adapters
+from loraplex.platform.config import Settings, load_settings, parse_size
+from loraplex.platform.errors import SettingsRefused
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like a checkpoint; the environment holds no setting but the home."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"LORAPLEX_{name.upper()}", raising=False)
+    monkeypatch.setenv("LORAPLEX_HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_default(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_PORT", "9001")
+    monkeypatch.setenv("LORAPLEX_MAX_NUM_SEQS", "9")
+
+    settings = load_settings({"model": str(model), "port": "9002"})
+
+    assert (settings.port, settings.max_num_seqs, settings.block_size) == (9002, 9, 16)
+
+
+def test_a_key_is_made_where_none_is_given(model: Path) -> None:
+    first, second = (load_settings({"model": str(model)}).key for _ in range(2))
+
+    assert first.startswith("lpx_")
+    assert len(first) > 40
+    assert first != second
+    assert load_settings({"model": str(model), "api_key": "mine"}).key == "mine"
+
+
+def test_a_key_is_not_shown_by_accident(model: Path) -> None:
+    settings = load_settings({"model": str(model), "api_key": "very-secret"})
+
+    assert "very-secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1024", 1024),
+        ("2GiB", 2 << 30),
+        ("2gib", 2 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("4k", 4000),
+    ],
+)
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "2TB", "-1", "1e9", "GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="500MB or 2GiB"):
+        parse_size(text)
+
+
+def test_a_variable_that_is_no_setting_is_refused_by_name(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_PROT", "8000")
+
+    with pytest.raises(SettingsRefused, match="LORAPLEX_PROT"):
+        load_settings({"model": str(model)})
+
+
+def test_all_faults_are_told_with_option_and_variable(model: Path) -> None:
+    with pytest.raises(SettingsRefused) as caught:
+        load_settings({"model": str(model), "port": "x", "device": "tpu", "adapters": {"a/b": "."}})
+
+    told = [fault.partition(":")[0] for fault in caught.value.faults]
+    assert told == [
+        "--adapter (LORAPLEX_ADAPTERS) a/b",
+        "--port (LORAPLEX_PORT)",
+        "--device (LORAPLEX_DEVICE)",
+    ]
+
+
+def test_the_engine_gets_what_concerns_it(model: Path) -> None:
+    settings = load_settings({"model": str(model), "kv_cache_memory": "1MiB", "seed": "5"})
+
+    config = settings.engine_config()
+
+    assert (config.model, config.kv_cache_memory, config.seed) == (str(model), 1 << 20, 5)
+    assert config.adapter_store == str(model / "adapters")
+
+
+def test_adapters_are_given_as_name_and_folder() -> None:
+    assert parse_adapters(["a=x", "b=y=z"]) == {"a": "x", "b": "y=z"}
+    with pytest.raises(SettingsRefused) as caught:
+        parse_adapters(["a", "=x", "b=", "c=1", "c=2"])
+    assert len(caught.value.faults) == 4
