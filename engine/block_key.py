@@ -26,7 +26,7 @@ class BlockKeyScope:
             parent: key of the block before, None for the first.
             token_ids: the block's tokens, each below 2**32.
             namespace: who may share it; set by the server.
-            adapter: digest of the adapter that acts on the block, or `BASE`.
+            adapter: digest of the adapter that acts on the block and where in it, or `BASE`.
         """
         digest = hashlib.sha256()
         for tag, value in (

@@ -294,12 +294,21 @@ class KVCacheManager:
 
     def _extend_keys(self, sequence: Sequence) -> None:
         for index in range(len(sequence.block_keys), sequence.num_tokens // self.block_size):
-            end = (index + 1) * self.block_size
-            acts = sequence.adapter is not None and end > sequence.adapter_start
-            adapter = sequence.adapter.digest.encode() if acts and sequence.adapter else BASE
+            adapter = self._effective_adapter(sequence, index * self.block_size)
             parent = sequence.block_keys[-1] if sequence.block_keys else None
             tokens = self._tokens_of(sequence, index)
             sequence.block_keys.append(self._scope.key(parent, tokens, sequence.namespace, adapter))
+
+    def _effective_adapter(self, sequence: Sequence, start: int) -> bytes:
+        """What acts on the block that begins at `start`, and from which of its tokens on.
+
+        Two prompts can agree on a block and yet activate the same adapter at different places in
+        it, since what follows decides which invocation is the last.
+        """
+        if sequence.adapter is None or sequence.adapter_start >= start + self.block_size:
+            return BASE
+        offset = max(0, sequence.adapter_start - start)
+        return f"{sequence.adapter.digest}+{offset}".encode()
 
     def _tokens_of(self, sequence: Sequence, index: int) -> tuple[int, ...]:
         start = index * self.block_size

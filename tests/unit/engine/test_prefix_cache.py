@@ -170,6 +170,18 @@ def test_an_activated_adapter_finds_its_own_blocks_behind_its_start() -> None:
     assert run_through(kv, sequence_of(PROMPT, adapter="b", adapter_start=6)) == 4
 
 
+@pytest.mark.parametrize(("one", "other"), [(0, 2), (2, 0), (1, 2), (5, 6)])
+def test_an_adapter_activated_elsewhere_in_a_block_is_not_found_behind_it(
+    one: int, other: int
+) -> None:
+    kv = kv_manager(20)
+    run_through(kv, sequence_of(PROMPT, adapter="a", adapter_start=one))
+
+    found = run_through(kv, sequence_of(PROMPT, adapter="a", adapter_start=other))
+
+    assert found == min(one, other) // BLOCK * BLOCK
+
+
 def sliding(window: int, num_blocks: int = 30) -> KVCacheManager:
     return kv_manager(num_blocks, BLOCK, [KVGroup((0,), None), KVGroup((1,), window)])
 
