@@ -148,7 +148,7 @@ class LLMEngine:
         failed: list[RequestFailed] = []
         for sequence in list(self._scheduler.waiting):
             reason = self._adapters.load_error(sequence.adapter)
-            if reason is not None:
+            if reason is not None and not sequence.is_finished:
                 self._scheduler.abort(sequence.request_id)
                 code = FailureCode.ADAPTER_UNAVAILABLE
                 failed.append(
