@@ -20,6 +20,7 @@ from loraplex.adapters.layers import (
 )
 from loraplex.adapters.targets import TargetCatalogue, TargetKind
 from loraplex.adapters.weights import LoRAWeights
+from loraplex.kernels.dispatch import NAIVE, Kernels
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
 
 # Siblings that a transformers layer calls with the same input, under the name of their union.
@@ -85,7 +86,9 @@ class LoRASites:
         return LoRAOperand(stacked.to(self.device), slices)
 
 
-def inject_lora(model: nn.Module, context: LoRAContext, num_slots: int) -> LoRASites:
+def inject_lora(
+    model: nn.Module, context: LoRAContext, num_slots: int, kernels: Kernels = NAIVE
+) -> LoRASites:
     """Replaces the adaptable modules of a transformers causal language model, in place.
 
     The model must be on its device and in its dtype already. Linears that share an input are fused,
@@ -94,6 +97,7 @@ def inject_lora(model: nn.Module, context: LoRAContext, num_slots: int) -> LoRAS
     Args:
         context: what the layers read the running batch from; the caller sets it before a forward.
         num_slots: adapters that can be resident at once.
+        kernels: what computes the deltas of the linears.
     """
     catalogue = TargetCatalogue.of(model)
     sites = LoRASites(model, catalogue, num_slots)
@@ -102,7 +106,12 @@ def inject_lora(model: nn.Module, context: LoRAContext, num_slots: int) -> LoRAS
     for name, module in list(model.named_modules()):
         for union, members in FUSED.items():
             if _is_fusable(module, name, members, catalogue):
-                fused = _fuse(module, union, members, hidden, num_slots)
+                fused = _fuse(
+                    module,
+                    union,
+                    members,
+                    partial(FusedLinear, batch=hidden, num_slots=num_slots, kernels=kernels),
+                )
                 sites.add(fused, _starts(name, members, catalogue))
     for name, target in catalogue.modules.items():
         parent, attribute = _parent(model, name)
@@ -114,7 +123,7 @@ def inject_lora(model: nn.Module, context: LoRAContext, num_slots: int) -> LoRAS
             layer = LoRAEmbedding(base, hidden, num_slots)
         else:
             layer = LoRALinear(
-                base, logits if target.kind is TargetKind.LM_HEAD else hidden, num_slots
+                base, logits if target.kind is TargetKind.LM_HEAD else hidden, num_slots, kernels
             )
         setattr(parent, attribute, layer)
         sites.add(layer, {name: 0})
@@ -132,9 +141,12 @@ def _is_fusable(
 
 
 def _fuse(
-    parent: nn.Module, union: str, members: Sequence[str], batch: Batch, num_slots: int
+    parent: nn.Module,
+    union: str,
+    members: Sequence[str],
+    make: Callable[[list[nn.Linear]], FusedLinear],
 ) -> FusedLinear:
-    fused = FusedLinear([getattr(parent, member) for member in members], batch, num_slots)
+    fused = make([getattr(parent, member) for member in members])
     for index, member in enumerate(members):
         setattr(parent, member, FusedMember(fused, index))
     parent.add_module(union, fused)

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from loraplex.adapters.batch import LoRABatch
-from loraplex.kernels.lora.naive import Segment, add_embedding_lora, add_lora
+from loraplex.kernels.dispatch import NAIVE, Kernels
+from loraplex.kernels.lora.naive import add_embedding_lora
 from loraplex.kernels.lora.operands import LoRAOperand
 
 
@@ -27,18 +27,25 @@ class LoRALayer(nn.Module):
     Args:
         batch: gives the batch of the running forward, or None where it is all base.
         num_slots: adapters that can be resident at once.
+        kernels: what computes the deltas.
     """
 
-    def __init__(self, batch: Callable[[], LoRABatch | None], num_slots: int) -> None:
+    def __init__(
+        self,
+        batch: Callable[[], LoRABatch | None],
+        num_slots: int,
+        kernels: Kernels = NAIVE,
+    ) -> None:
         super().__init__()
         self._batch = batch
-        self._operands: list[LoRAOperand | None] = [None] * num_slots
+        self._kernels = kernels
+        self._operands: list[Any] = [None] * num_slots  # as the kernels pack them
 
     def set(self, slot: int, operand: LoRAOperand | None) -> None:
         """Puts an adapter's weights into a slot, or None to empty it."""
-        self._operands[slot] = operand
+        self._operands[slot] = None if operand is None else self._kernels.pack_lora(operand)
 
-    def segments(self, num_rows: int) -> list[Segment]:
+    def segments(self, num_rows: int) -> list[tuple[torch.Tensor, Any]]:
         """The rows of the running forward that this layer must change, with their weights.
 
         Raises:
@@ -57,7 +64,7 @@ class LoRALayer(nn.Module):
         rows = out.view(-1, out.shape[-1])
         segments = self.segments(rows.shape[0])
         if segments:
-            add_lora(rows, x.reshape(rows.shape[0], -1), segments)
+            self._kernels.add_lora(rows, x.reshape(rows.shape[0], -1), segments)
         return out
 
 
@@ -65,9 +72,13 @@ class LoRALinear(LoRALayer):
     """A linear of any kind (also lm_head, or one that the model fused itself) with LoRA."""
 
     def __init__(
-        self, base: nn.Module, batch: Callable[[], LoRABatch | None], num_slots: int
+        self,
+        base: nn.Module,
+        batch: Callable[[], LoRABatch | None],
+        num_slots: int,
+        kernels: Kernels = NAIVE,
     ) -> None:
-        super().__init__(batch, num_slots)
+        super().__init__(batch, num_slots, kernels)
         self.base = base
 
     @property
@@ -111,15 +122,18 @@ class FusedLinear(LoRALayer):
         linears: Sequence[nn.Linear],
         batch: Callable[[], LoRABatch | None],
         num_slots: int,
+        kernels: Kernels = NAIVE,
     ) -> None:
-        super().__init__(batch, num_slots)
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        self.weight = nn.Parameter(weight, requires_grad=False)  # [sum of outs, in]
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        super().__init__(batch, num_slots, kernels)
+        self.base: nn.Module = _join(linears)
         self._widths = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None
         self._slices: list[torch.Tensor | None] = [None] * len(linears)
+
+    @property
+    def weight(self) -> Any:
+        """[sum of outs, in]"""
+        return self.base.weight
 
     def slice(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """One member's output [..., out], from an input [..., in].
@@ -128,11 +142,22 @@ class FusedLinear(LoRALayer):
         for all, and each slice is given away once, so that nothing is held after the last.
         """
         if x is not self._input or self._slices[index] is None:
-            out = self.add_delta(functional.linear(x, self.weight, self.bias), x)
+            out = self.add_delta(self.base(x), x)
             self._slices = list(torch.split(out, self._widths, dim=-1))
         mine, self._slices[index] = self._slices[index], None
         self._input = x if any(part is not None for part in self._slices) else None
         return cast(torch.Tensor, mine)
+
+
+def _join(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """One linear with the outputs of all, one after another."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    if biases:
+        joined.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    return joined
 
 
 class FusedMember(nn.Module):

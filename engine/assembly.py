@@ -28,12 +28,14 @@ from loraplex.engine.kv_groups import group_layers
 from loraplex.engine.kv_memory import KVMemory, free_memory
 from loraplex.engine.model_loader import LoadedModel, load_model
 from loraplex.engine.model_runner import ModelRunner
+from loraplex.engine.packing import pack_linears
 from loraplex.engine.policy import FCFSPolicy
 from loraplex.engine.protocol import StartProgress
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
+from loraplex.kernels.dispatch import Kernels, choose_kernels
 
 MAX_LOGITS = 1 << 26  # numbers of float32 logits that one step may make for prompt logprobs
 _STAGES = ("Loading weights", "Placing adapters' layers", "Allocating the KV cache", "Warming up")
@@ -68,12 +70,15 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     begin(1)
     with torch.inference_mode():
         probe = probe_layers(loaded.model)
+    kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
     context = LoRAContext()
-    sites = inject_lora(loaded.model, context, config.max_adapter_slots)
+    sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
+    if kernels.packs_linears:
+        pack_linears(loaded.model)
     lora = LoRAManager(sites, store=Path(config.adapter_store), base_names=_base_names(loaded))
     begin(2)
     stops = StopChecker(loaded.eos_token_ids)
-    kv, cache, attention = _kv(config, loaded, probe)
+    kv, cache, attention = _kv(config, loaded, probe, kernels)
     scheduler = Scheduler(
         kv,
         AdapterGate(lora, config.adapter_wait),
@@ -92,7 +97,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
 
 
 def _kv(
-    config: EngineConfig, loaded: LoadedModel, probe: AttentionProbe
+    config: EngineConfig, loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels
 ) -> tuple[KVCacheManager, KVCache, AttentionContext]:
     """The pool over memory that is really there, and our attention reading from it."""
     layers = [probe.layers[index] for index in sorted(probe.layers)]
@@ -108,7 +113,7 @@ def _kv(
         "dtype": loaded.dtype,
         "device": loaded.device,
     }
-    cache = KVCache(layers, groups, num_blocks, config.block_size, options)
+    cache = KVCache(layers, groups, num_blocks, config.block_size, options, kernels)
     attention = AttentionContext()
     install_attention(probe, groups, cache, attention)
     scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)

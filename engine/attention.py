@@ -10,8 +10,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_groups import KVGroup, KVLayer
-from loraplex.kernels.attention.naive import paged_attention
-from loraplex.kernels.kv_cache.naive import write_cache
+from loraplex.kernels.dispatch import Kernels
 
 ATTENTION = "loraplex_paged"  # our name in transformers' registry
 _HOOK = "loraplex_attention"  # attribute of an attention module: its PagedAttention
@@ -40,6 +39,7 @@ class PagedAttention:
     def __init__(
         self, context: AttentionContext, group: int, layer: KVLayer, cache: KVCache
     ) -> None:
+        self._kernels: Kernels = cache.kernels
         self._context = context
         self._group = group
         self._window = layer.window
@@ -52,14 +52,14 @@ class PagedAttention:
         batch = self._context.batch
         if batch is None:
             raise RuntimeError("attention was called outside of a step")
-        write_cache(
+        self._kernels.write_cache(
             self._keys,
             self._values,
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
             batch.slot_mapping[self._group],
         )
-        return paged_attention(
+        return self._kernels.paged_attention(
             query[0].transpose(0, 1),
             self._keys,
             self._values,

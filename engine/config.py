@@ -4,6 +4,7 @@ import msgspec
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+KERNELS = ("auto", "naive")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     seed: int = 0
     num_threads: int | None = None  # None: torch's choice
+    kernels: str = "auto"  # auto: the fastest that the machine has; naive: plain torch
 
     def __post_init__(self) -> None:
         faults = [
@@ -39,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             faults.append(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.device not in DEVICES:
             faults.append(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.kernels not in KERNELS:
+            faults.append(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             faults.append(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from loraplex.engine.kv_cache_manager import BlockCopy
 from loraplex.engine.kv_groups import KVGroup, KVLayer, group_size
-from loraplex.kernels.kv_cache.naive import copy_blocks
+from loraplex.kernels.dispatch import NAIVE, Kernels
 
 
 def elements_per_block(layers: list[KVLayer], groups: list[KVGroup], block_size: int) -> list[int]:
@@ -31,7 +31,9 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         options: dict[str, torch.dtype | torch.device],
+        kernels: Kernels = NAIVE,
     ) -> None:
+        self.kernels = kernels  # which all that reads and writes here uses
         self._block_size = block_size
         self._storages = [
             torch.empty(num_blocks, elements, **options)  # type: ignore[call-overload]
@@ -57,4 +59,4 @@ class KVCache:
         sources = torch.tensor([copy.source for copy in copies], device=device)
         targets = torch.tensor([copy.target for copy in copies], device=device)
         for storage in self._storages:
-            copy_blocks(storage, sources, targets)
+            self.kernels.copy_blocks(storage, sources, targets)

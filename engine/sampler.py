@@ -37,7 +37,7 @@ class Sampler:
             rows: what each of the R rows is for.
         """
         result = ModelRunnerOutput()
-        greedy = torch.argmax(logits, dim=-1).tolist() if rows else []
+        greedy = logits.max(dim=-1).indices.tolist() if rows else []
         for index, row in enumerate(rows):
             if row.prompt_position >= 0:
                 self._prompt_logprobs(logits[index], row, result)

@@ -22,12 +22,14 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `naive.paged_attention`; query and caches are all float32 or all bfloat16.
+    """As `naive.paged_attention`; the caches are float32 or bfloat16.
 
     Sums are float32. Against tall tiles of queries, bfloat16 weights multiply bfloat16 values.
     """
+    dtype, query = query.dtype, query.to(key_cache.dtype)
     if query.stride(2) != 1:
         query = query.contiguous()
+    tables = block_tables.contiguous()
     num_tokens, heads, key_dim = query.shape
     _, kv_heads, block_size, value_dim = value_cache.shape
     out = torch.empty(num_tokens, heads, value_dim, dtype=query.dtype)
@@ -45,7 +47,7 @@ def paged_attention(
             *query.stride()[:2],
             *key_cache.stride()[:3],
             *value_cache.stride()[:3],
-            block_tables.stride(0),
+            tables.stride(0),
             window or 0,
         ),
     )
@@ -61,7 +63,7 @@ def paged_attention(
         key_cache.data_ptr(),
         value_cache.data_ptr(),
         out.data_ptr(),
-        block_tables.data_ptr(),
+        tables.data_ptr(),
         starts.buffer_info()[0],
         lengths.buffer_info()[0],
         None if sink_logits is None else sink_logits.data_ptr(),
@@ -70,4 +72,4 @@ def paged_attention(
         softcap or 0.0,
         num_threads(visible * token_bytes, _GRAIN),
     )
-    return out
+    return out.to(dtype)

@@ -15,6 +15,7 @@ def write_cache(
     """As `naive.write_cache`; rows are copied as they are, so number formats must agree."""
     keys = _rows(keys.to(key_cache.dtype))
     values = _rows(values.to(value_cache.dtype))
+    slots = slot_mapping.contiguous()
     num_tokens, heads = keys.shape[:2]
     key_size, value_size = key_cache.element_size(), value_cache.element_size()
     sizes = array(
@@ -34,7 +35,7 @@ def write_cache(
         value_cache.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
-        slot_mapping.contiguous().data_ptr(),
+        slots.data_ptr(),
         sizes.buffer_info()[0],
         num_threads(num_tokens * heads * keys.shape[2] * key_size, _GRAIN),
     )

@@ -46,7 +46,13 @@ Segment = tuple[Tensor, PackedOperand]  # [n] int64 rows, contiguous, and the ad
 
 
 def add_lora(out: Tensor, x: Tensor, segments: Sequence[Segment]) -> None:
-    """As `naive.add_lora`, with packed weights; out, x and weights have one dtype."""
+    """As `naive.add_lora`, with packed weights, all of one dtype."""
+    if segments and out.dtype != (dtype := segments[0][1].a.dtype):
+        delta = torch.zeros(out.shape, dtype=dtype)
+        add_lora(delta, x, segments)
+        out += delta
+        return
+    x = x.to(out.dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
     table, work = array("q"), 0

@@ -86,6 +86,15 @@ def test_huge_scores_do_not_overflow(chunk: int) -> None:
     assert_equals_naive(batch, tolerance=1e-2)  # float32 scores of 1e4 are good to 1e-3
 
 
+def test_a_query_in_another_format_than_the_cache_keeps_its_own() -> None:
+    batch = paged_batch(Layout(dtype=torch.bfloat16), [30, 40], [1, 40])
+
+    got = paged_attention(batch.query.float(), *batch.arguments[1:], 0.2)
+
+    assert got.dtype == torch.float32
+    assert torch.equal(got, paged_attention(*batch.arguments, 0.2).float())
+
+
 def test_an_empty_batch_gives_nothing() -> None:
     assert paged_attention(*paged_batch(Layout(), [], []).arguments, 1.0).shape == (0, 4, 32)
 

@@ -55,6 +55,18 @@ def test_rows_whose_numbers_lie_apart_are_written_too() -> None:
     assert torch.equal(value_cache[0, :, 0], keys[1])
 
 
+def test_slots_that_lie_apart_are_read_in_order() -> None:
+    key_cache, value_cache = caches(8, 8, torch.float32)
+    keys = torch.randn(2, 3, 8)
+    slots = torch.tensor([[5, 40], [0, 41]])[:, 0]
+
+    cpu.write_cache(key_cache, value_cache, keys, keys, slots)
+
+    assert torch.equal(key_cache[1, :, 1], keys[0])
+    assert torch.equal(key_cache[0, :, 0], keys[1])
+    assert key_cache[10].isnan().all()
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_blocks_are_copied_whole(count: int) -> None:
     want, got = (torch.arange(60.0).view(10, 6).clone() for _ in range(2))

@@ -142,6 +142,17 @@ def test_an_adapters_rows_get_the_same_bits_alone_and_in_company(dtype: torch.dt
     assert torch.equal(alone[3], together[3])
 
 
+def test_a_linear_that_stayed_in_float32_gets_its_delta_too() -> None:
+    x, out = torch.randn(4, 32), torch.randn(4, 96)
+    weights = operand(32, QKV, torch.bfloat16)
+    want = out.clone()
+    naive.add_lora(want, x, [(torch.tensor([1, 3]), in_float32(weights))])
+
+    add_lora(out, x, [(torch.tensor([1, 3]), PackedOperand.pack(weights))])
+
+    torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_no_segment_are_not_read(dtype: torch.dtype) -> None:
     x, out = torch.randn(6, 32).to(dtype), torch.randn(6, 96).to(dtype)
