@@ -64,6 +64,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     max_adapter_slots: Annotated[Text, option("max_adapter_slots", "N")] = None,
     seed: Annotated[Text, option("seed", "N")] = None,
     num_threads: Annotated[Text, option("num_threads", "N")] = None,
+    kernels: Annotated[Text, option("kernels", "auto|naive")] = None,
 ) -> None:
     """Serve a model and its adapters over an OpenAI-compatible API.
 
