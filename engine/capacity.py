@@ -47,7 +47,7 @@ class CapacityQuestion:
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
-    block_size: int = 16
+    block_size: int = 8
     kv_cache_memory: int | None = None
     chunk: int = 1024  # tokens of one step
 
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of KV and weights")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="whose free memory")
     parser.add_argument("--max-model-len", type=int, help="default: what the config says")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens per block (16)")
+    parser.add_argument("--block-size", type=int, default=8, help="tokens per block (8)")
     parser.add_argument("--kv-cache-memory", type=int, help="bytes; default: from what is free")
     options = parser.parse_args(arguments)
     folder = options.model.parent if options.model.name == "config.json" else options.model

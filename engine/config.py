@@ -22,7 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024  # token budget of one step
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
-    block_size: int = 16
+    block_size: int = 8
     max_adapter_slots: int = 16
     adapter_wait: float = (
         2.0  # seconds a waiting adapter yields to resident ones, then a slot is drained for it

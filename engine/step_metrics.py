@@ -5,7 +5,7 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.protocol import EngineStats
 from loraplex.engine.scheduler import Scheduler, SchedulerOutput, SequenceUpdate
 
-WASTE_EVERY = 16  # steps between two looks at the memory waste, which walks all tables
+WASTE_EVERY = 13  # steps between two looks; prime to the block, or all looks see one phase of it
 WASTE_BLOCKS = 8  # fewer held blocks say nothing: a lone short sequence is mostly waste
 
 

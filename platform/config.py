@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     kv_cache_memory: Bytes | None = Field(
         None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
     )
-    block_size: int = Field(16, ge=1, description="Tokens of one KV block")
+    block_size: int = Field(8, ge=1, description="Tokens of one KV block")
     max_adapter_slots: int = Field(16, ge=1, description="Most adapters on the device at once")
     seed: int = Field(0, description="Seed of requests that bring none")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")

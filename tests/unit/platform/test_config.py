@@ -27,7 +27,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_default(
 
     settings = load_settings({"model": str(model), "port": "9002"})
 
-    assert (settings.port, settings.max_num_seqs, settings.block_size) == (9002, 9, 16)
+    assert (settings.port, settings.max_num_seqs, settings.block_size) == (9002, 9, 8)
 
 
 def test_a_key_is_made_where_none_is_given(model: Path) -> None:
