@@ -45,7 +45,7 @@ async def main(question: str, max_tokens: int) -> None:
     console = Console(highlight=False)
     for model, (text, _) in zip(models, answers, strict=True):
         console.print(
-            Text(f"{model:>8}  ", style="bold") + Text(text.replace("\n", "\n" + " " * 10))
+            Text(f"{model:>8}  ", style="bold") + Text(text.strip().replace("\n", "\n" + " " * 10))
         )
     total = sum(tokens for _, tokens in answers)
     console.print(
