@@ -15,7 +15,7 @@ PYTHONS := $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14
 FITS := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve test test-slow lint format lock bench clean
+.PHONY: help install serve test test-slow lint format lock bench bench-ops clean
 
 help: ## List these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -65,6 +65,9 @@ lock: install ## Resolve the dependencies anew into requirements.lock
 bench: install ## Measure the server on Gemma 3 270M (docs/benchmarks.md)
 	$(BIN)/python examples/prepare_model.py "$(MODEL)"
 	$(BIN)/python benchmarks/serving/run.py "$(MODEL)" $(ARGS)
+
+bench-ops: install ## Time each native operation against what this machine can do
+	$(BIN)/python benchmarks/ops/run.py $(ARGS)
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

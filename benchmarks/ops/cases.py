@@ -1,0 +1,131 @@
+"""What is timed: each operation at the shapes of Gemma 3 270M, native and naive."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraplex.kernels.attention import cpu as attention_cpu
+from loraplex.kernels.attention import naive as attention_naive
+from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
+from loraplex.kernels.kv_cache import naive as kv_cache_naive
+from loraplex.kernels.linear import cpu as linear_cpu
+from loraplex.kernels.linear import naive as linear_naive
+from loraplex.kernels.lora import cpu as lora_cpu
+from loraplex.kernels.lora import naive as lora_naive
+from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
+
+BF16 = torch.bfloat16
+COLD = 100 * 2**20  # bytes of weights to go through, so that they come from memory as in a step
+HEADS, KV_HEADS, DIM, BLOCK = 4, 1, 256, 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one shape; each function runs it `times` times."""
+
+    label: str
+    num_bytes: float  # that one run must read, each once
+    flops: float
+    native: Callable[[], object]
+    naive: Callable[[], object]
+    times: int = 1
+
+
+def cases() -> Iterator[Case]:
+    """Made one by one, so that the memory of one is free before the next."""
+    for shape in ((2048, 640), (640, 2048), (262144, 640)):
+        for rows in (1, 8, 16, 32, 320):
+            yield linear(rows, *shape)
+    for lengths, queries, window in (
+        ([352], 1, None),
+        ([352] * 8, 1, None),
+        ([4096] * 8, 1, None),
+        ([4096] * 8, 1, 512),
+        ([320], 320, None),
+        ([1056], 1056, None),
+        ([1056], 1056, 512),
+        ([1056], 32, None),
+    ):
+        yield attention(lengths, queries, window)
+    for adapters, rows in ((1, 1), (8, 1), (1, 8), (16, 1), (1, 320)):
+        yield lora(adapters, rows)
+    for tokens in (8, 320):
+        yield cache_write(tokens)
+
+
+def linear(rows: int, outputs: int, inputs: int) -> Case:
+    times = max(1, COLD // (outputs * inputs * 2))
+    x = torch.randn(rows, inputs).to(BF16)
+    weights = [torch.randn(outputs, inputs).to(BF16) for _ in range(times)]
+    packed = [linear_cpu.PackedWeight.pack(weight) for weight in weights]
+    return Case(
+        f"linear {inputs} -> {outputs}, {rows} rows",
+        outputs * inputs * 2,
+        2 * rows * outputs * inputs,
+        lambda: [linear_cpu.linear(x, weight) for weight in packed],
+        lambda: [linear_naive.linear(x, weight) for weight in weights],
+        times,
+    )
+
+
+def attention(lengths: list[int], queries: int, window: int | None) -> Case:
+    """The last `queries` tokens of each sequence, over blocks that lie in random order."""
+    needed = -(-lengths[0] // BLOCK)
+    caches = torch.randn(2, needed * len(lengths), KV_HEADS, BLOCK, DIM).to(BF16)
+    tables = torch.randperm(needed * len(lengths)).view(len(lengths), needed)
+    query = torch.randn(queries * len(lengths), HEADS, DIM).to(BF16)
+    starts = [i * queries for i in range(len(lengths) + 1)]
+    arguments = (query, *caches, tables, starts, lengths, DIM**-0.5, window)
+    reach = window or lengths[0]
+    seen = sum(min(reach, lengths[0] - queries + 1 + i) for i in range(queries)) * len(lengths)
+    touched = min(lengths[0], reach + queries - 1) * len(lengths)
+    return Case(
+        f"attention {len(lengths)} x {queries} of {lengths[0]}"
+        + (f", window {window}" if window else ""),
+        touched * KV_HEADS * DIM * 2 * 2,
+        seen * HEADS * DIM * 2 * 2,
+        lambda: attention_cpu.paged_attention(*arguments),
+        lambda: attention_naive.paged_attention(*arguments),
+    )
+
+
+def lora(adapters: int, rows: int) -> Case:
+    """Rank 16 on the fused gate and up projections, `rows` rows of each adapter."""
+    times = max(1, COLD // (adapters * (32 * 640 + 4096 * 16) * 2)) if rows < 100 else 1
+    x, out = torch.randn(adapters * rows, 640).to(BF16), torch.randn(adapters * rows, 4096).to(BF16)
+    indices = torch.arange(adapters * rows).split(rows)
+    operands = [[_operand() for _ in range(adapters)] for _ in range(times)]
+    packed = [[lora_cpu.PackedOperand.pack(operand) for operand in layer] for layer in operands]
+    plain = [list(zip(indices, layer, strict=True)) for layer in operands]
+    native = [list(zip(indices, layer, strict=True)) for layer in packed]
+    return Case(
+        f"LoRA 640 -> 4096 rank 16, {adapters} adapters x {rows} rows",
+        sum(operand.num_bytes for operand in packed[0]),
+        2 * adapters * rows * 16 * (2 * 640 + 4096),
+        lambda: [lora_cpu.add_lora(out, x, segments) for segments in native],
+        lambda: [lora_naive.add_lora(out, x, segments) for segments in plain],
+        times,
+    )
+
+
+def _operand() -> LoRAOperand:
+    def random(*shape: int) -> Tensor:
+        return (torch.randn(shape) / 100).to(BF16)
+
+    slices = (LoRASlice(0, random(2048, 16), 1.0), LoRASlice(2048, random(2048, 16), 1.0))
+    return LoRAOperand(random(32, 640), slices)
+
+
+def cache_write(tokens: int) -> Case:
+    caches = torch.zeros(2, 1000, KV_HEADS, BLOCK, DIM, dtype=BF16)
+    rows = torch.randn(2, tokens, KV_HEADS, DIM).to(BF16)
+    slots = torch.randperm(16000)[:tokens]
+    return Case(
+        f"cache write, {tokens} tokens",
+        rows.nbytes * 2,
+        0,
+        lambda: kv_cache_cpu.write_cache(*caches, *rows, slots),
+        lambda: kv_cache_naive.write_cache(*caches, *rows, slots),
+    )
