@@ -135,6 +135,10 @@ class FusedLinear(LoRALayer):
         """[sum of outs, in]"""
         return self.base.weight
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., sum of outs]"""
+        return self.add_delta(self.base(x), x)
+
     def slice(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """One member's output [..., out], from an input [..., in].
 
@@ -142,8 +146,7 @@ class FusedLinear(LoRALayer):
         for all, and each slice is given away once, so that nothing is held after the last.
         """
         if x is not self._input or self._slices[index] is None:
-            out = self.add_delta(self.base(x), x)
-            self._slices = list(torch.split(out, self._widths, dim=-1))
+            self._slices = list(torch.split(self(x), self._widths, dim=-1))
         mine, self._slices[index] = self._slices[index], None
         self._input = x if any(part is not None for part in self._slices) else None
         return cast(torch.Tensor, mine)

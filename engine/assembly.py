@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import AutoTokenizer
 
 from loraplex.adapters.injection import inject_lora
@@ -22,12 +23,14 @@ from loraplex.engine.block_key import BlockKeyScope
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.feed_forward import swap_feed_forward
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import group_layers
 from loraplex.engine.kv_memory import KVMemory, free_memory
 from loraplex.engine.model_loader import LoadedModel, load_model
 from loraplex.engine.model_runner import ModelRunner
+from loraplex.engine.norms import swap_norms
 from loraplex.engine.packing import pack_linears
 from loraplex.engine.policy import FCFSPolicy
 from loraplex.engine.protocol import StartProgress
@@ -35,7 +38,7 @@ from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
-from loraplex.kernels.dispatch import Kernels, choose_kernels
+from loraplex.kernels.dispatch import NAIVE, Kernels, choose_kernels
 
 MAX_LOGITS = 1 << 26  # numbers of float32 logits that one step may make for prompt logprobs
 _STAGES = ("Loading weights", "Placing adapters' layers", "Allocating the KV cache", "Warming up")
@@ -73,8 +76,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
-    if kernels.packs_linears:
-        pack_linears(loaded.model)
+    _put_kernels_in(loaded.model, kernels)
     lora = LoRAManager(sites, store=Path(config.adapter_store), base_names=_base_names(loaded))
     begin(2)
     stops = StopChecker(loaded.eos_token_ids)
@@ -94,6 +96,17 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     runner = ModelRunner(loaded, cache, attention, context, sampler)
     begin(3)
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
+
+
+@torch.inference_mode()
+def _put_kernels_in(model: nn.Module, kernels: Kernels) -> None:
+    """Replaces what our kernels compute faster; attention and LoRA are there already."""
+    if kernels is NAIVE:
+        return
+    swap_norms(model, kernels)
+    swap_feed_forward(model, kernels)
+    if kernels.packs_linears:
+        pack_linears(model)
 
 
 def _kv(

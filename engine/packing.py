@@ -1,13 +1,12 @@
 """Packs the weights of a model's linears for the native kernels, in place of the originals."""
 
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from loraplex.engine.module_tree import Place, places
 from loraplex.kernels.linear.cpu import PackedWeight, linear
-
-M = TypeVar("M", bound=nn.Module)
 
 _SAMPLE = 8  # rows by which a packed embedding is compared with the one it replaces
 
@@ -53,38 +52,26 @@ def pack_linears(model: nn.Module) -> None:
     """Replaces every bfloat16 `nn.Linear`, and embeddings tied to one, so that no weight is kept
     twice. A tied embedding whose class computes something unknown stays as it is."""
     packed: dict[int, PackedWeight] = {}  # by the id of the weight
-    embeddings = _places(model, nn.Embedding)
-    places = _places(model, nn.Linear)
-    while places:  # one by one, so that each original is freed before the next is packed
-        parent, attribute, old = places.pop()
-        if type(old) is nn.Linear and old.weight.dtype == torch.bfloat16:
+    linears = [(place, old) for place, old in places(model) if type(old) is nn.Linear]
+    embeddings = [(place, old) for place, old in places(model) if isinstance(old, nn.Embedding)]
+    while linears:  # one by one, so that each original is freed before the next is packed
+        place, old = linears.pop()
+        if old.weight.dtype == torch.bfloat16:
             key = id(old.weight)
             if key not in packed:
                 packed[key] = PackedWeight.pack(old.weight.detach())
             bias = None if old.bias is None else old.bias.detach()
-            tied = [place for place in embeddings if place[2].weight is old.weight]
-            setattr(parent, attribute, PackedLinear(packed[key], bias))
-            for place in tied:
-                _replace_embedding(*place, packed[key])
+            place.put(PackedLinear(packed[key], bias))
+            for where, embedding in embeddings:
+                if embedding.weight is old.weight:
+                    _replace_embedding(where, embedding, packed[key])
     for parameter in model.parameters():
         # A view of the mapped checkpoint: the last one would keep all of it in memory.
         parameter.data = parameter.data.clone()
 
 
-def _replace_embedding(
-    parent: nn.Module, attribute: str, module: nn.Embedding, packed: PackedWeight
-) -> None:
+def _replace_embedding(place: Place, module: nn.Embedding, packed: PackedWeight) -> None:
     replacement = PackedEmbedding(packed, cast(Tensor | None, getattr(module, "embed_scale", None)))
     sample = torch.arange(min(_SAMPLE, module.num_embeddings))
     if torch.equal(replacement(sample), module(sample)):
-        setattr(parent, attribute, replacement)
-
-
-def _places(model: nn.Module, kind: type[M]) -> list[tuple[nn.Module, str, M]]:
-    """Every module of a kind: its parent, its attribute there, itself."""
-    return [
-        (parent, attribute, module)
-        for parent in model.modules()
-        for attribute, module in parent.named_children()
-        if isinstance(module, kind)
-    ]
+        place.put(replacement)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from loraplex.kernels.attention import cpu as attention_cpu
 from loraplex.kernels.attention import naive as attention_naive
+from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
+from loraplex.kernels.gated_activation import naive as gated_activation_naive
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.lora import cpu as lora_cpu
@@ -17,6 +19,8 @@ from loraplex.kernels.lora import naive as lora_naive
 from loraplex.kernels.lora.operands import LoRAOperand
 from loraplex.kernels.native.build import NativeUnavailable
 from loraplex.kernels.native.library import native
+from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
+from loraplex.kernels.rms_norm import naive as rms_norm_naive
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,10 @@ class Kernels:
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     pack_lora: Callable[[LoRAOperand], Any]  # once, into what `add_lora` takes
     add_lora: Callable[..., None]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rms_norm_rounding_first: Callable[[Tensor, Tensor, float], Tensor]
+    gated_silu: Callable[[Tensor], Tensor]
+    gated_gelu_tanh: Callable[[Tensor], Tensor]
     packs_linears: bool  # whether weights of linears go into `kernels.linear.cpu.PackedWeight`
 
 
@@ -41,6 +49,10 @@ NAIVE = Kernels(
     copy_blocks=kv_cache_naive.copy_blocks,
     pack_lora=lambda operand: operand,
     add_lora=lora_naive.add_lora,
+    rms_norm=rms_norm_naive.rms_norm,
+    rms_norm_rounding_first=rms_norm_naive.rms_norm_rounding_first,
+    gated_silu=gated_activation_naive.gated_silu,
+    gated_gelu_tanh=gated_activation_naive.gated_gelu_tanh,
     packs_linears=False,
 )
 
@@ -68,5 +80,9 @@ def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kern
         copy_blocks=kv_cache_cpu.copy_blocks,
         pack_lora=lora_cpu.PackedOperand.pack,
         add_lora=lora_cpu.add_lora,
+        rms_norm=rms_norm_cpu.rms_norm,
+        rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,
+        gated_silu=gated_activation_cpu.gated_silu,
+        gated_gelu_tanh=gated_activation_cpu.gated_gelu_tanh,
         packs_linears=dtype == torch.bfloat16,
     )

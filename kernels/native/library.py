@@ -23,8 +23,14 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_attention_bf16": "pppppppppffi",
     "lpx_attention_float": "pppppppppffi",
     "lpx_copy_blocks": "ppplll",
+    "lpx_gated_gelu_tanh_bf16": "pplli",
+    "lpx_gated_gelu_tanh_float": "pplli",
+    "lpx_gated_silu_bf16": "pplli",
+    "lpx_gated_silu_float": "pplli",
     "lpx_linear_bf16": "ppppllllli",
     "lpx_packed_rows_bf16": "pppllli",
+    "lpx_rms_norm_bf16": "pppfpii",
+    "lpx_rms_norm_float": "pppfpii",
     "lpx_write_cache": "ppppppi",
 }
 

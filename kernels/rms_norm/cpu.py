@@ -1,0 +1,49 @@
+"""Root mean square normalisation in native code, for float32 and bfloat16."""
+
+from array import array
+
+import torch
+from torch import Tensor
+
+from loraplex.kernels.native.library import native, num_threads
+
+_GRAIN = 64 * 1024  # numbers worth a thread
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `naive.rms_norm`; the result is contiguous."""
+    return _run(x, weight, eps, round_first=False)
+
+
+def rms_norm_rounding_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As `naive.rms_norm_rounding_first`; the result is contiguous."""
+    return _run(x, weight, eps, round_first=True)
+
+
+def _run(x: Tensor, weight: Tensor, eps: float, *, round_first: bool) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    rows = x
+    if rows.dim() != 3 or rows.stride(2) != 1:
+        rows = _three_dimensional(rows)
+    outer, inner, columns = rows.shape
+    sizes = array("q", (outer, inner, columns, rows.stride(0), rows.stride(1)))
+    kernel = native().lpx_rms_norm_float if x.dtype == torch.float32 else native().lpx_rms_norm_bf16
+    kernel(
+        rows.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        eps,
+        sizes.buffer_info()[0],
+        round_first,
+        num_threads(out.numel(), _GRAIN),
+    )
+    return out
+
+
+def _three_dimensional(x: Tensor) -> Tensor:
+    """[..., D] -> [A, B, D] with contiguous rows; a view where x is one of a flat batch."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    if x.dim() == 4 and x.shape[0] == 1:
+        return x[0]
+    return x.reshape(1, -1, x.shape[-1])
