@@ -78,7 +78,7 @@ class KVCacheManager:
         """The longest cached beginning of a sequence: whole blocks, and never its last token, whose
         logits are needed."""
         self._extend_keys(sequence)
-        limit = 0 if sequence.owes_prompt_logprobs else (sequence.num_tokens - 1) // self.block_size
+        limit = self._num_cacheable(sequence)
         found = [self._lookup(sequence, group, limit) for group in range(len(self.groups))]
         num_blocks = self._agree(found, limit)
         blocks = [
@@ -92,6 +92,17 @@ class KVCacheManager:
             num_blocks * self.block_size,
             [[block or self.pool.null_block for block in row] for row in blocks],
         )
+
+    def next_key(self, sequence: Sequence, cached: CachedPrefix) -> bytes | None:
+        """The key of the first block that a cached prefix lacks; None if it lacks none."""
+        index = cached.num_tokens // self.block_size
+        return sequence.block_keys[index] if index < self._num_cacheable(sequence) else None
+
+    def completed_keys(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
+        """Keys of the blocks that become full when the next `num_tokens` are computed."""
+        start = sequence.num_computed_tokens
+        full = slice(start // self.block_size, (start + num_tokens) // self.block_size)
+        return sequence.block_keys[full]
 
     def num_held_blocks(self, sequence: Sequence) -> int:
         table = self._tables.get(sequence.seq_id)
@@ -239,6 +250,12 @@ class KVCacheManager:
             block_id = row[index].block_id
             empty = self.block_size - max(0, used_tokens - index * self.block_size)
             unused[block_id] = min(empty, unused.get(block_id, self.block_size))
+
+    def _num_cacheable(self, sequence: Sequence) -> int:
+        """Blocks that may come from the cache: the last token is always computed."""
+        if sequence.owes_prompt_logprobs:
+            return 0
+        return (sequence.num_tokens - 1) // self.block_size
 
     def _lookup(self, sequence: Sequence, group: int, limit: int) -> list[KVCacheBlock | None]:
         """The cached block of each index below the limit; full attention stops at the first gap."""

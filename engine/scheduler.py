@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.adapter_gate import AdapterGate
-from loraplex.engine.kv_cache_manager import BlockCopy, KVCacheManager
+from loraplex.engine.kv_cache_manager import BlockCopy, CachedPrefix, KVCacheManager
 from loraplex.engine.kv_groups import blocks_at_peak
 from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
@@ -98,8 +98,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         budget = StepBudget(self.limits.max_num_batched_tokens, self.limits.max_logits_rows)
         scheduled, num_preempted = self._schedule_running(budget)
-        if not num_preempted:
-            scheduled += self._schedule_waiting(budget)
+        if not num_preempted and self.waiting:
+            scheduled += self._schedule_waiting(budget, scheduled)
         return SchedulerOutput(scheduled, self.kv.take_copies(), num_preempted)
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
@@ -142,15 +142,22 @@ class Scheduler:
                 scheduled.append(self._scheduled(sequence, num_tokens))
         return scheduled, num_preempted
 
-    def _schedule_waiting(self, budget: StepBudget) -> list[ScheduledSequence]:
+    def _schedule_waiting(
+        self, budget: StepBudget, running: list[ScheduledSequence]
+    ) -> list[ScheduledSequence]:
         scheduled: list[ScheduledSequence] = []
+        coming = {key for item in running for key in self._completed_keys(item)}
         rows = self.limits.max_num_seqs - sum(self._rows(s) for s in self.running)
         for sequence in self.policy.order(self.waiting):
             if budget.num_tokens <= 0 or rows < self._rows(sequence):
                 break
             if not self.gate.open(sequence, self.running):
                 continue  # nobody waits for another's adapter
-            if not self._admit(sequence):
+            cached = self.kv.find_cached(sequence)
+            if self.kv.next_key(sequence, cached) in coming:
+                self.gate.close(sequence)
+                continue  # what it needs next is being computed: it is there in the next step
+            if not self._admit(sequence, cached):
                 self.gate.close(sequence)
                 break  # a later, smaller one must not overtake for ever
             num_tokens = budget.offer(sequence)
@@ -159,12 +166,15 @@ class Scheduler:
             budget.spend(sequence, num_tokens)
             rows -= self._rows(sequence)
             scheduled.append(self._scheduled(sequence, num_tokens))
+            coming.update(self._completed_keys(scheduled[-1]))
         self.gate.forget_absent(self.waiting)
         return scheduled
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _completed_keys(self, item: ScheduledSequence) -> list[bytes]:
+        return self.kv.completed_keys(item.sequence, item.num_tokens)
+
+    def _admit(self, sequence: Sequence, cached: CachedPrefix) -> bool:
         """Admits a sequence if its full input fits beside what running ones were promised."""
-        cached = self.kv.find_cached(sequence)
         needed = self._peak(sequence) - cached.num_blocks + self.kv.num_unheld_blocks(cached)
         promised = sum(
             max(0, self._peak(other) - self.kv.num_held_blocks(other))

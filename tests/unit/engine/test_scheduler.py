@@ -234,6 +234,38 @@ def test_choices_count_towards_the_number_of_sequences() -> None:
     assert {s.request_id for s in harness.scheduler.running} == {"a"}
 
 
+def test_a_prefix_that_two_bring_together_is_computed_once() -> None:
+    harness = SchedulerHarness()
+    first, second = (generate_request(f"r{i}", [*PROMPT, i]) for i in (1, 2))
+    harness.add(first)
+    harness.add(second)
+
+    harness.run()
+
+    assert harness.num_cached == {"r1": 0, "r2": 8}
+    assert answers_of(harness, "r2") == undisturbed(second)
+
+
+def test_who_shares_nothing_does_not_wait_for_a_prefix_to_be_computed() -> None:
+    harness = SchedulerHarness()
+    for request_id, prompt in (("first", PROMPT), ("same", PROMPT), ("other", PROMPT[::-1])):
+        harness.add(generate_request(request_id, prompt))
+
+    output = harness.step()
+
+    assert [item.sequence.request_id for item in output.scheduled] == ["first", "other"]
+
+
+def test_another_namespace_does_not_wait_for_a_prefix_to_be_computed() -> None:
+    harness = SchedulerHarness()
+    harness.add(generate_request("ours", PROMPT))
+    harness.add(generate_request("theirs", PROMPT, namespace="another"))
+
+    output = harness.step()
+
+    assert [item.sequence.request_id for item in output.scheduled] == ["ours", "theirs"]
+
+
 def test_cached_tokens_are_those_of_the_first_admission() -> None:
     harness = SchedulerHarness(Setup(block_size=1, groups=FULL))
     harness.add(generate_request("cold", PROMPT[:6], max_tokens=1))
