@@ -35,8 +35,8 @@ class KVCache:
     ) -> None:
         self.kernels = kernels  # which all that reads and writes here uses
         self._block_size = block_size
-        self._storages = [
-            torch.empty(num_blocks, elements, **options)  # type: ignore[call-overload]
+        self._storages: list[Tensor] = [
+            kernels.empty(num_blocks, elements, **options)
             for elements in elements_per_block(layers, groups, block_size)
         ]
         self._place = {index: j for group in groups for j, index in enumerate(group.layers)}
@@ -46,10 +46,8 @@ class KVCache:
         storage = self._storages[self._place[layer.index]]
         heads, size = layer.num_kv_heads, self._block_size
         split = heads * size * layer.key_dim
-        keys = storage[:, :split].unflatten(1, (heads, size, layer.key_dim))
-        values = storage[:, split : layer.elements(size)].unflatten(
-            1, (heads, size, layer.value_dim)
-        )
+        keys = storage[:, :split].view(-1, heads, size, layer.key_dim)
+        values = storage[:, split : layer.elements(size)].view(-1, heads, size, layer.value_dim)
         return keys, values
 
     def copy(self, copies: list[BlockCopy]) -> None:

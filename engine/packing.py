@@ -1,5 +1,6 @@
 """Packs the weights of a model's linears for the native kernels, in place of the originals."""
 
+import math
 from typing import cast
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor, nn
 
 from loraplex.engine.module_tree import Place, places
 from loraplex.kernels.linear.cpu import PackedWeight, linear
+from loraplex.kernels.native.huge_pages import HugePages, give_back_freed_memory
+from loraplex.kernels.native.panels import panels_shape
 
 _SAMPLE = 8  # rows by which a packed embedding is compared with the one it replaces
 
@@ -52,22 +55,32 @@ def pack_linears(model: nn.Module) -> None:
     """Replaces every bfloat16 `nn.Linear`, and embeddings tied to one, so that no weight is kept
     twice. A tied embedding whose class computes something unknown stays as it is."""
     packed: dict[int, PackedWeight] = {}  # by the id of the weight
-    linears = [(place, old) for place, old in places(model) if type(old) is nn.Linear]
+    linears = [
+        (place, old)
+        for place, old in places(model)
+        if type(old) is nn.Linear and old.weight.dtype == torch.bfloat16
+    ]
     embeddings = [(place, old) for place, old in places(model) if isinstance(old, nn.Embedding)]
+    memory = HugePages(sum(_packed_bytes(old) for _, old in linears))
     while linears:  # one by one, so that each original is freed before the next is packed
         place, old = linears.pop()
-        if old.weight.dtype == torch.bfloat16:
-            key = id(old.weight)
-            if key not in packed:
-                packed[key] = PackedWeight.pack(old.weight.detach())
-            bias = None if old.bias is None else old.bias.detach()
-            place.put(PackedLinear(packed[key], bias))
-            for where, embedding in embeddings:
-                if embedding.weight is old.weight:
-                    _replace_embedding(where, embedding, packed[key])
+        key = id(old.weight)
+        if key not in packed:
+            packed[key] = PackedWeight.pack(old.weight.detach(), memory)
+        bias = None if old.bias is None else old.bias.detach()
+        place.put(PackedLinear(packed[key], bias))
+        for where, embedding in embeddings:
+            if embedding.weight is old.weight:
+                _replace_embedding(where, embedding, packed[key])
     for parameter in model.parameters():
         # A view of the mapped checkpoint: the last one would keep all of it in memory.
         parameter.data = parameter.data.clone()
+    give_back_freed_memory()
+
+
+def _packed_bytes(linear: nn.Linear) -> int:
+    shape = panels_shape(linear.out_features, linear.in_features, torch.bfloat16)
+    return math.prod(shape) * torch.bfloat16.itemsize
 
 
 def _replace_embedding(place: Place, module: nn.Embedding, packed: PackedWeight) -> None:

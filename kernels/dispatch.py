@@ -1,6 +1,7 @@
 """Which implementation of each operation a model runs on, chosen once when it is loaded."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
 from loraplex.kernels.lora.operands import LoRAOperand
 from loraplex.kernels.native.build import NativeUnavailable
+from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import native
 from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
 from loraplex.kernels.rms_norm import naive as rms_norm_naive
@@ -39,7 +41,12 @@ class Kernels:
     rms_norm_rounding_first: Callable[[Tensor, Tensor, float], Tensor]
     gated_silu: Callable[[Tensor], Tensor]
     gated_gelu_tanh: Callable[[Tensor], Tensor]
+    empty: Callable[..., Tensor]  # (shape..., dtype=, device=), for what is read in long streams
     packs_linears: bool  # whether weights of linears go into `kernels.linear.cpu.PackedWeight`
+
+
+def _empty_in_huge_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return HugePages(math.prod(shape) * dtype.itemsize).empty(*shape, dtype=dtype)
 
 
 NAIVE = Kernels(
@@ -53,6 +60,7 @@ NAIVE = Kernels(
     rms_norm_rounding_first=rms_norm_naive.rms_norm_rounding_first,
     gated_silu=gated_activation_naive.gated_silu,
     gated_gelu_tanh=gated_activation_naive.gated_gelu_tanh,
+    empty=torch.empty,
     packs_linears=False,
 )
 
@@ -84,5 +92,6 @@ def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kern
         rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,
         gated_silu=gated_activation_cpu.gated_silu,
         gated_gelu_tanh=gated_activation_cpu.gated_gelu_tanh,
+        empty=_empty_in_huge_pages,
         packs_linears=dtype == torch.bfloat16,
     )

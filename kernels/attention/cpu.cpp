@@ -19,8 +19,8 @@ namespace {
 constexpr int CHUNK = 64;        // keys
 constexpr int TILE_ROWS = 144;   // query rows
 constexpr int FEW_ROWS = 8;      // up to this many, packing a chunk does not pay
-constexpr int PART_KEYS = 256;   // keys of one part
-constexpr int AHEAD = 16;        // keys that are asked for ahead of their use
+constexpr int PART_KEYS = 1024;   // keys of one part
+constexpr int AHEAD = CHUNK;     // keys that are asked for ahead of their use
 constexpr float LOG2E = 1.44269504f;
 
 struct Sizes {
@@ -123,7 +123,6 @@ void score_rows(const Batch<E>& b, Tile<E>& t, long first, int count) {
   using R = Run<E>;
   const E* query = t.query + first * t.depth;
   for (int j = 0; j < count; j++) {
-    prefetch_row(t.key[j + AHEAD], b.n.key_dim);
     prefetch_row(t.value[j], b.n.value_dim);
     V acc[ROWS];
     for (int r = 0; r < ROWS; r++) acc[r] = zero();
@@ -150,6 +149,8 @@ void mix_rows(const Batch<E>& b, Tile<E>& t, long first, int count) {
     for (int r = 0; r < ROWS; r++)
       for (int c = 0; c < C; c++) acc[r][c] = load(sums + r * t.width + c * LANES, left - c * LANES);
     for (int j = 0; j < count; j++) {
+      // The next chunk's keys travel while this one's values are summed.
+      for (int c = 0; c < C; c += 2) _mm_prefetch((const char*)(t.key[j + AHEAD] + d + c * LANES), _MM_HINT_T1);
       V v[C];
       if (left == C * LANES)
         for (int c = 0; c < C; c++) v[c] = load(t.value[j] + d + c * LANES);

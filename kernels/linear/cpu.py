@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import native, num_threads
 from loraplex.kernels.native.panels import pack_panels, unpack_panels
 
@@ -19,9 +20,9 @@ class PackedWeight:
     shape: tuple[int, int]  # N, K
 
     @classmethod
-    def pack(cls, weight: Tensor) -> "PackedWeight":
-        """Packs a weight [N, K] in bfloat16."""
-        return cls(pack_panels(weight), (weight.shape[0], weight.shape[1]))
+    def pack(cls, weight: Tensor, memory: HugePages | None = None) -> "PackedWeight":
+        """Packs a weight [N, K] in bfloat16, into `memory` where that is given."""
+        return cls(pack_panels(weight, memory), (weight.shape[0], weight.shape[1]))
 
     def unpack(self) -> Tensor:
         """-> [N, K] bfloat16, a copy."""

@@ -3,18 +3,29 @@
 import torch
 from torch import Tensor
 
+from loraplex.kernels.native.huge_pages import HugePages
+
 PANEL = 32  # rows of a weight, that is output columns, that lie together
 
 
-def pack_panels(weight: Tensor) -> Tensor:
+def panels_shape(rows: int, columns: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """The shape of a weight [rows, columns] in panels."""
+    step = 4 // dtype.itemsize
+    return -(-rows // PANEL), -(-columns // step), PANEL, step
+
+
+def pack_panels(weight: Tensor, memory: HugePages | None = None) -> Tensor:
     """[N, K] float32 or bfloat16 -> [ceil(N / 32), ceil(K / step), 32, step], zeros for padding.
 
     `step` numbers of a row lie together: two of bfloat16, one of float32.
+
+    Args:
+        memory: where to put the panels; None: anywhere.
     """
     rows, columns = weight.shape
-    step = 4 // weight.element_size()
-    num_panels, steps = -(-rows // PANEL), -(-columns // step)
-    panels = weight.new_empty(num_panels, steps, PANEL, step)
+    shape = panels_shape(rows, columns, weight.dtype)
+    num_panels, steps, _, step = shape
+    panels = memory.empty(*shape, dtype=weight.dtype) if memory else weight.new_empty(shape)
     whole = rows // PANEL if columns % step == 0 else 0
     if whole:  # most of a large weight is moved without a padded copy
         body = weight[: whole * PANEL].reshape(whole, PANEL, steps, step)

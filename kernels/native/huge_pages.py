@@ -1,0 +1,48 @@
+"""Memory in large pages: streams that are read whole run up to twice as fast out of it."""
+
+import contextlib
+import ctypes
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64  # bytes: a cache line
+_SLACK = 4 << 20  # what lies before the first and behind the last large page
+
+
+def give_back_freed_memory() -> None:
+    """Makes the C library return to the system what it keeps of freed memory, if it can."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class HugePages:
+    """One mapping, handed out in pieces; it lives as long as any of them.
+
+    Where the system has no large pages, its usual ones are used.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        # Private: shared memory, which is the default, gets no large pages.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._mapping = mmap.mmap(-1, num_bytes + _SLACK, flags=flags)
+        self._end = 0
+        with contextlib.suppress(OSError, AttributeError):
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor on the CPU, of numbers nobody has set.
+
+        Raises:
+            ValueError: there is no room for it.
+        """
+        start, size = self._end, math.prod(shape) * dtype.itemsize
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        if start + size > len(self._mapping):
+            raise ValueError(f"no room for {size} bytes after {start} of {len(self._mapping)}")
+        self._end = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
+        flat = torch.frombuffer(self._mapping, dtype=dtype, count=math.prod(shape), offset=start)
+        return flat.view(shape)
