@@ -1,5 +1,6 @@
 """What is timed: each operation at the shapes of Gemma 3 270M, native and naive."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from loraplex.kernels.attention import cpu as attention_cpu
 from loraplex.kernels.attention import naive as attention_naive
+from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
+from loraplex.kernels.gated_activation import naive as gated_activation_naive
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.linear import cpu as linear_cpu
@@ -15,6 +18,9 @@ from loraplex.kernels.linear import naive as linear_naive
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
+from loraplex.kernels.native.huge_pages import HugePages
+from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
+from loraplex.kernels.rms_norm import naive as rms_norm_naive
 
 BF16 = torch.bfloat16
 COLD = 100 * 2**20  # bytes of weights to go through, so that they come from memory as in a step
@@ -53,13 +59,16 @@ def cases() -> Iterator[Case]:
         yield lora(adapters, rows)
     for tokens in (8, 320):
         yield cache_write(tokens)
+        yield rms_norm(tokens)
+        yield gated_activation(tokens)
 
 
 def linear(rows: int, outputs: int, inputs: int) -> Case:
     times = max(1, COLD // (outputs * inputs * 2))
     x = torch.randn(rows, inputs).to(BF16)
     weights = [torch.randn(outputs, inputs).to(BF16) for _ in range(times)]
-    packed = [linear_cpu.PackedWeight.pack(weight) for weight in weights]
+    memory = HugePages((outputs + 32) * inputs * 2 * times)
+    packed = [linear_cpu.PackedWeight.pack(weight, memory) for weight in weights]
     return Case(
         f"linear {inputs} -> {outputs}, {rows} rows",
         outputs * inputs * 2,
@@ -73,21 +82,26 @@ def linear(rows: int, outputs: int, inputs: int) -> Case:
 def attention(lengths: list[int], queries: int, window: int | None) -> Case:
     """The last `queries` tokens of each sequence, over blocks that lie in random order."""
     needed = -(-lengths[0] // BLOCK)
-    caches = torch.randn(2, needed * len(lengths), KV_HEADS, BLOCK, DIM).to(BF16)
+    touched = min(lengths[0], (window or lengths[0]) + queries - 1) * len(lengths)
+    num_bytes = touched * KV_HEADS * DIM * 2 * 2
+    times = max(1, COLD // num_bytes) if queries == 1 else 1
+    shape = (needed * len(lengths), 2 * KV_HEADS * BLOCK * DIM)
+    layers = [HugePages(2 * math.prod(shape)).empty(*shape, dtype=BF16) for _ in range(times)]
+    views = [layer.normal_().view(-1, 2, KV_HEADS, BLOCK, DIM).unbind(1) for layer in layers]
     tables = torch.randperm(needed * len(lengths)).view(len(lengths), needed)
     query = torch.randn(queries * len(lengths), HEADS, DIM).to(BF16)
     starts = [i * queries for i in range(len(lengths) + 1)]
-    arguments = (query, *caches, tables, starts, lengths, DIM**-0.5, window)
+    rest = (tables, starts, lengths, DIM**-0.5, window)
     reach = window or lengths[0]
     seen = sum(min(reach, lengths[0] - queries + 1 + i) for i in range(queries)) * len(lengths)
-    touched = min(lengths[0], reach + queries - 1) * len(lengths)
     return Case(
         f"attention {len(lengths)} x {queries} of {lengths[0]}"
         + (f", window {window}" if window else ""),
-        touched * KV_HEADS * DIM * 2 * 2,
+        num_bytes,
         seen * HEADS * DIM * 2 * 2,
-        lambda: attention_cpu.paged_attention(*arguments),
-        lambda: attention_naive.paged_attention(*arguments),
+        lambda: [attention_cpu.paged_attention(query, *layer, *rest) for layer in views],
+        lambda: [attention_naive.paged_attention(query, *layer, *rest) for layer in views],
+        times,
     )
 
 
@@ -128,4 +142,26 @@ def cache_write(tokens: int) -> Case:
         0,
         lambda: kv_cache_cpu.write_cache(*caches, *rows, slots),
         lambda: kv_cache_naive.write_cache(*caches, *rows, slots),
+    )
+
+
+def rms_norm(rows: int) -> Case:
+    x, weight = torch.randn(rows, 640).to(BF16), torch.ones(640)
+    return Case(
+        f"RMS norm, {rows} rows",
+        x.nbytes * 2,
+        0,
+        lambda: rms_norm_cpu.rms_norm(x, weight, 1e-6),
+        lambda: rms_norm_naive.rms_norm(x, weight, 1e-6),
+    )
+
+
+def gated_activation(rows: int) -> Case:
+    x = torch.randn(rows, 4096).to(BF16)
+    return Case(
+        f"gated GELU, {rows} rows",
+        x.nbytes * 1.5,
+        0,
+        lambda: gated_activation_cpu.gated_gelu_tanh(x),
+        lambda: gated_activation_naive.gated_gelu_tanh(x),
     )
