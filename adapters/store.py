@@ -6,7 +6,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,8 +101,9 @@ class AdapterStore:
     def _remove_left_overs(self) -> None:
         oldest = time.time() - _LEFT_OVER_SECONDS
         for folder in self._staging.iterdir():
-            if folder.stat().st_mtime < oldest:
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another store has just published or removed it
+                if folder.stat().st_mtime < oldest:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_config(source: Path) -> bytes:
