@@ -136,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = capacity(read_config(folder), question)
     except StartRefused as error:
-        Console(stderr=True).print(f"loraplex capacity: {error}", style="red", highlight=False)
+        console = Console(stderr=True, highlight=False)
+        console.print(f"loraplex capacity: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     Console().print(_table(found))
     return 0

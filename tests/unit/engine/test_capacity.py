@@ -55,5 +55,6 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_command_refuses_a_wrong_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(tmp_path)]) == 1
-    assert "no Hugging Face model folder" in capsys.readouterr().err
+    folder = tmp_path / f"a long name with [brackets] {'x' * 60}"
+    assert main([str(folder)]) == 1
+    assert f"{folder} is no Hugging Face model folder" in capsys.readouterr().err
