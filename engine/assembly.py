@@ -41,7 +41,7 @@ from loraplex.engine.token_text import TokenText
 from loraplex.kernels.dispatch import NAIVE, Kernels, choose_kernels
 
 MAX_LOGITS = 1 << 26  # numbers of float32 logits that one step may make for prompt logprobs
-_STAGES = ("Loading weights", "Placing adapters' layers", "Allocating the KV cache", "Warming up")
+_STAGES = ("Loading weights", "Placing adapters' layers", "Allocating the KV cache")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,6 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     )
     sampler = Sampler(stops, TokenText(tokenizer))
     runner = ModelRunner(loaded, cache, attention, context, sampler)
-    begin(3)
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
 
 

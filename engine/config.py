@@ -24,9 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
     block_size: int = 8
     max_adapter_slots: int = 16
-    adapter_wait: float = (
-        2.0  # seconds a waiting adapter yields to resident ones, then a slot is drained for it
-    )
+    adapter_wait: float = 2.0  # seconds until a slot is drained for a waiting adapter
     seed: int = 0
     num_threads: int | None = None  # None: torch's choice
     kernels: str = "auto"  # auto: the fastest that the machine has; naive: plain torch

@@ -192,10 +192,8 @@ class KVCacheManager:
         if table is None:
             return
         del self._used_tokens[sequence.seq_id]
-        for row in table.blocks:
-            self.pool.release(
-                reversed(row)
-            )  # the end of a prefix is of less use than its beginning
+        for row in table.blocks:  # the end of a prefix is of less use than its beginning
+            self.pool.release(reversed(row))
 
     def block_ids(self, sequence: Sequence) -> NDArray[np.int32]:
         """[groups, max blocks]; the null block where nothing is held."""
