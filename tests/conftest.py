@@ -2,7 +2,11 @@
 
 import pytest
 
-pytest_plugins = ["support.demo_model", "support.hypothesis_profile"]
+pytest_plugins = [
+    "support.triton_interpreter",  # first: kernels are decorated for it or for a GPU
+    "support.demo_model",
+    "support.hypothesis_profile",
+]
 
 
 @pytest.fixture
