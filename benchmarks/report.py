@@ -1,49 +1,52 @@
-"""A comparison's records as a Markdown table: medians, and how many times as fast as each peer.
+"""A comparison's records as Markdown: speeds, the goals, start and memory.
 
 python benchmarks/report.py benchmarks/results/DATE-COMMIT.json
 """
 
 import json
-import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-OURS = "loraplex"
-SKIPPED = ("warm-up", "ready", "end")
+from goals import OURS, Figures, Goal, goals, over
 
-
-def medians(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Label -> contender -> median output tokens per second, over runs without an error."""
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for record in run["records"]:
-            if record["label"] not in SKIPPED and not record["errors"]:
-                values[record["label"]][run["contender"]].append(record["output_tok_s"])
-    return {
-        label: {name: statistics.median(numbers) for name, numbers in of.items()}
-        for label, of in values.items()
-    }
+NO_SPEED = ("warm-up", "ready", "end", "first token")
 
 
 def row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(map(row, [heads, ["---"] * len(heads), *rows]))
+
+
+def speeds(runs: list[dict[str, Any]]) -> str:
     """Output tokens per second of each contender, then ours over each peer's."""
-    peers = list(dict.fromkeys(run["contender"] for run in runs if run["contender"] != OURS))
-    heads = ["workload", OURS, *peers, *(f"÷ {peer}" for peer in peers)]
-    lines = [row(heads), row(["---"] * len(heads))]
-    for label, found in medians(runs).items():
-        ours = found.get(OURS)
-        numbers = [ours, *(found.get(peer) for peer in peers)]
-        ratios = [ours / found[peer] if ours and found.get(peer) else None for peer in peers]
-        cells = [f"{number:.1f}" if number else "-" for number in numbers]
-        cells += [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
-        lines.append(row([label, *cells]))
-    return "\n".join(lines)
+    figures = Figures(runs)
+    peers = figures.contenders[1:]
+    labels = dict.fromkeys(record["label"] for run in runs for record in run["records"])
+    rows = []
+    for label in labels:
+        if any(text in label for text in NO_SPEED):
+            continue
+        ours = figures.of(OURS, label)
+        theirs = [figures.of(peer, label) for peer in peers]
+        cells = [f"{number:.1f}" if number else "-" for number in (ours, *theirs)]
+        ratios = [over(ours, number) for number in theirs]
+        rows.append([label, *cells, *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios)])
+    return table(["workload", OURS, *peers, *(f"÷ {peer}" for peer in peers)], rows)
+
+
+def goal_table(found: list[Goal]) -> str:
+    heads = ["goal", "ours", "compared with", "ratio", "wanted", ""]
+    return table(
+        heads,
+        [
+            [goal.case, goal.ours, goal.against, goal.shown_ratio, goal.wanted, goal.verdict]
+            for goal in found
+        ],
+    )
 
 
 def extremes(runs: list[dict[str, Any]]) -> str:
@@ -53,7 +56,8 @@ def extremes(runs: list[dict[str, Any]]) -> str:
         records = {record["label"]: record for record in run["records"]}
         ready, end = records.get("ready"), records.get("end")
         if ready and end and run["contender"] not in lines:
-            text = f"ready in {ready['seconds']} s, {end['rss_mb']} MiB resident at the end"
+            text = f"ready in {ready['seconds']} s, {end['pss_mb']} MiB resident at the end, "
+            text += f"of it at least {end['kv_resident_mb']:.0f} KV pool"
             if "waste_mean" in end:
                 text += f", KV waste {end['waste_mean']:.2%} (peak {end['waste_peak']:.2%})"
             lines[run["contender"]] = f"- {run['contender']}: {text}"
@@ -67,7 +71,8 @@ def report(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB. "
         + ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     )
-    return "\n\n".join((head, table(runs), extremes(runs)))
+    found = goals(Figures(runs), result.get("roof_tok_s"))
+    return "\n\n".join((head, speeds(runs), goal_table(found), extremes(runs)))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def main() -> None:
         record = {
             "commit": commit(),
             "machine": describe(),
-            "versions": versions(None),
+            "versions": versions(),
             "threads": torch.get_num_threads(),
             "limits": asdict(limits),
             "ops": rows,

@@ -1,6 +1,6 @@
 """PEFT's mixed batch: transformers' `generate` with `adapter_names`, a static batch, in process.
 
-    python benchmarks/peers/peft_mixed.py MODEL ADAPTERS [--quick]
+    python benchmarks/peers/peft_mixed.py MODEL ADAPTERS [--cases TEXT …] [--quick]
 
 The standard workload of benchmarks/serving, eight prompts at once where a server has eight requests
 in flight. No HTTP, no queue, no cache: what a user of PEFT alone has. One JSON line per case.
@@ -61,6 +61,7 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("adapters", type=Path, help="where a000, a001, … are")
+    parser.add_argument("--cases", nargs="+", default=[""])
     parser.add_argument("--quick", action="store_true", help="prove that everything runs")
     options = parser.parse_args()
     shared, unique, output = (32, 5, 4) if options.quick else (256, 64, 64)
@@ -74,6 +75,8 @@ def main() -> None:
         ("base + 8 adapters c8", BATCH, nullcontext, ["__base__", *NAMES]),  # base + 7: one batch
     )
     for label, rows, context, names in cases:
+        if not any(text in label for text in options.cases):
+            continue
         with context():
             seconds(model, prompts[:rows], 2, names)
             prefill = seconds(model, prompts[:rows], 1, names)

@@ -14,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -115,7 +115,9 @@ def check_usage(workload: Workload, usage: JSON) -> None:
         raise ValueError(f"asked for {(workload.prompt, workload.output)} tokens, got {counted}")
 
 
-async def drive(workload: Workload, url: str, key: str) -> tuple[Tally, float]:
+async def drive(
+    workload: Workload, url: str, key: str, worded: Callable[[JSON], JSON]
+) -> tuple[Tally, float]:
     """Keeps `concurrency` requests in flight; -> what they took, wall seconds of the whole."""
     tally = Tally()
     gate = asyncio.Semaphore(workload.concurrency)
@@ -133,15 +135,23 @@ async def drive(workload: Workload, url: str, key: str) -> tuple[Tally, float]:
                 except (httpx.HTTPError, ValueError) as error:
                     tally.errors.append(f"{type(error).__name__}: {error}"[:200])
 
-        bodies = workload.bodies()
+        bodies = [worded(body) for body in workload.bodies()]
         start = time.perf_counter()
         await asyncio.gather(*(one(body) for body in bodies))
         return tally, time.perf_counter() - start
 
 
-def measure(workload: Workload, url: str, key: str = "") -> JSON:
-    """Runs the workload against the server at `url` (…/v1) and sums it up in one flat record."""
-    tally, wall = asyncio.run(drive(workload, url, key))
+def measure(
+    workload: Workload,
+    url: str,
+    key: str = "",
+    worded: Callable[[JSON], JSON] = lambda body: body,
+) -> JSON:
+    """Runs the workload against the server at `url` (…/v1) and sums it up in one flat record.
+
+    `worded` puts a request into the words of a server that has its own.
+    """
+    tally, wall = asyncio.run(drive(workload, url, key, worded))
     return {
         "label": workload.label,
         "models": len(workload.models),

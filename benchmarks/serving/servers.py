@@ -1,21 +1,19 @@
-"""How each server under test is started: a class per server, a context for all."""
+"""How each server under test is started and asked: a class per server."""
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import httpx
-import psutil
+
+from loraplex.engine.capacity import CapacityQuestion, capacity
+from loraplex.engine.model_loader import read_config
 
 KEY = "benchmark-key"
-DEADLINE = 600.0  # seconds that a server may take to be ready
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,23 @@ class Setup:
         return f"http://127.0.0.1:{self.port}"
 
 
+class Server(Protocol):
+    max_adapters: int  # how many it is given
+
+    def command(self, setup: Setup) -> list[str]: ...
+    def environment(self, setup: Setup) -> dict[str, str]: ...
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A request that names its model as OpenAI's API does, in this server's words."""
+
+    def own_numbers(self, setup: Setup) -> dict[str, float]:
+        """`kv_resident_mb`: MiB of the KV pool that surely are resident; and what else it has."""
+
+
+@dataclass(frozen=True)
 class Loraplex:
+    quantization: str | None = None
+    max_adapters: int = 16
+
     def command(self, setup: Setup) -> list[str]:
         command = [str(Path(sys.executable).with_name("loraplex")), "serve"]
         command += ["--model", str(setup.model), "--served-model-name", "base"]
@@ -42,6 +56,8 @@ class Loraplex:
         command += ["--max-model-len", str(setup.max_model_len)]
         command += ["--max-adapter-slots", str(setup.adapter_slots), "--dtype", "bfloat16"]
         command += ["--kv-cache-memory", str(setup.kv_gib * 2**30)]
+        if self.quantization:
+            command += ["--quantization", self.quantization]
         for name, folder in setup.adapters.items():
             command += ["--adapter", f"{name}={folder}"]
         return command
@@ -49,11 +65,22 @@ class Loraplex:
     def environment(self, setup: Setup) -> dict[str, str]:
         return {}
 
-    def own_numbers(self, url: str) -> dict[str, float]:
-        """KV slots allocated but not used, over allocated ones: from the server's own metrics."""
-        text = httpx.get(f"{url}/metrics").text
-        found = re.findall(r"^loraplex:kv_(waste_\w+)\S* (\S+)$", text, re.MULTILINE)
-        return {name: float(value) for name, value in found}
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def own_numbers(self, setup: Setup) -> dict[str, float]:
+        """From its metrics. Blocks that hold tokens now are resident; others may be, too."""
+        text = httpx.get(f"{setup.url}/metrics").text
+        found = re.findall(r"^loraplex:kv_(\w+)\S* (\S+)$", text, re.MULTILINE)
+        kv = {name: float(value) for name, value in found}
+        full = kv["blocks"] - kv["blocks_free"] + kv["blocks_cached"]
+        question = CapacityQuestion(dtype="bfloat16", kv_cache_memory=setup.kv_gib * 2**30)
+        block = capacity(read_config(setup.model), question).bytes_per_block
+        return {
+            "kv_resident_mb": round(full * block / MIB),
+            "waste_mean": kv["waste_mean"],
+            "waste_peak": kv["waste_peak"],
+        }
 
 
 @dataclass(frozen=True)
@@ -61,6 +88,7 @@ class VLLM:
     """vLLM from another virtual environment, for CPU: its own torch would not fit into ours."""
 
     python: Path
+    max_adapters: int = 16
 
     def command(self, setup: Setup) -> list[str]:
         command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server"]
@@ -81,66 +109,44 @@ class VLLM:
             "HF_HUB_OFFLINE": "1",
         }
 
-    def own_numbers(self, url: str) -> dict[str, float]:
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def own_numbers(self, setup: Setup) -> dict[str, float]:
+        """It fills the whole pool with zeros when it starts."""
+        return {"kv_resident_mb": setup.kv_gib * 1024}
+
+
+@dataclass(frozen=True)
+class LlamaServer:
+    """llama.cpp's server, on a folder with model.gguf and a000.gguf to a007.gguf.
+
+    A request that names no adapter would get all of them at scale 1, so a base request names one
+    at scale 0.
+    """
+
+    binary: Path
+    models: Path
+    max_adapters: int = 8
+    in_flight: int = 8
+
+    def command(self, setup: Setup) -> list[str]:
+        threads = str(os.cpu_count() or 1)
+        command = [str(self.binary), "--model", str(self.models / "model.gguf")]
+        command += ["--host", "127.0.0.1", "--port", str(setup.port), "--api-key", KEY]
+        command += ["-t", threads, "-tb", threads, "--no-webui", "--lora-init-without-apply"]
+        command += ["-np", str(self.in_flight), "-c", str(self.in_flight * setup.max_model_len)]
+        files = [str(self.models / f"{name}.gguf") for name in setup.adapters]
+        return [*command, "--lora", ",".join(files)]
+
+    def environment(self, setup: Setup) -> dict[str, str]:
         return {}
 
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        name = body["model"]
+        chosen = {"id": 0, "scale": 0.0} if name == "base" else {"id": int(name[1:]), "scale": 1.0}
+        return body | {"lora": [chosen]}
 
-@contextmanager
-def running(
-    server: Loraplex | VLLM, setup: Setup, log: Path
-) -> Iterator[tuple[psutil.Process, float]]:
-    """Starts the server in its own session; yields it and the seconds until /health said 200."""
-    start = time.perf_counter()
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            server.command(setup),
-            env=os.environ | server.environment(setup),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    try:
-        wait_until_healthy(process, setup.url, log)
-        yield psutil.Process(process.pid), time.perf_counter() - start
-    finally:
-        stop(process)
-
-
-def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.perf_counter() + DEADLINE
-    while not is_healthy(url):
-        if process.poll() is not None:
-            sys.exit(f"The server ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        if time.perf_counter() > deadline:
-            sys.exit(f"The server was not ready in {DEADLINE:.0f} s:\n{log.read_text()[-3000:]}")
-        time.sleep(0.1)
-
-
-def is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """As a person would, with an interrupt; and by force only if that does not help."""
-    for sign in (signal.SIGINT, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, sign)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                continue
-
-
-def memory(process: psutil.Process) -> dict[str, int]:
-    """Resident and proportional memory of the server and all its children, in MiB."""
-    family = [process, *process.children(recursive=True)]
-    infos = [member.memory_full_info() for member in family]
-    return {
-        "processes": len(infos),
-        "rss_mb": sum(info.rss for info in infos) // 2**20,
-        "pss_mb": sum(info.pss for info in infos) // 2**20,
-    }
+    def own_numbers(self, setup: Setup) -> dict[str, float]:
+        """Its pool has just the size of what is in flight, and counts as a part of it."""
+        return {"kv_resident_mb": 0}

@@ -22,6 +22,7 @@ def test_every_workload_is_served_without_an_error(model_folder: Path) -> None:
     assert [
         (record["label"], record["first_error"]) for record in workloads if record["errors"]
     ] == []
-    assert len(workloads) == 8
+    assert len(workloads) == 10
     assert first["seconds"] > 0
+    assert last["kv_resident_mb"] < last["pss_mb"]
     assert 0 <= last["waste_mean"] <= last["waste_peak"] < 1
