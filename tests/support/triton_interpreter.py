@@ -7,6 +7,7 @@ loops as long as an argument says (numpy 2.4 refuses its conversion), and the si
 divides by zero. The names of Triton's that are replaced are private to 3.6.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -134,6 +135,8 @@ if INTERPRETED:
     _Builder.create_fma, _Builder.create_dot = _fma, _dot
     interpreter.ReduceOps.apply_impl = _reduce
     interpreter.GridExecutor.__call__ = _launch
+    options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options  # checks that take as long as the kernel
     interpreter._patch_lang_tensor = _patch_tensor
     interpreter._patch_lang(_scalar)
     interpreter._patch_lang = lambda _function: _Patched()

@@ -1,0 +1,116 @@
+"""Tiling: how a launch of attention is cut into programs, chosen from what the host knows."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from loraplex.kernels.attention.spans import QuerySpans
+
+MIN_DIM = 16  # of any side of a matrix product on tensor cores
+
+# (head dim, bytes of a number) up to which a line holds ->
+# most rows of a tile; keys of a tile of few rows; keys of one of many.
+_SIZES = {
+    (64, 2): (128, 128, 64),
+    (128, 2): (128, 64, 64),
+    (256, 2): (64, 32, 32),
+    (64, 4): (32, 32, 32),
+    (128, 4): (32, 32, 32),
+    (256, 4): (16, 16, 16),
+}
+_FEW_ROWS = 32
+_PROGRAMS_PER_PROCESSOR = 8  # evens out that sequences differ in length
+_SPLIT_KEYS = 128  # so many are worth a program of their own
+_MAX_SPLITS = 64
+_PROCESSORS_OF_H100 = 132  # taken where no GPU is: to interpret, or to compile ahead for one
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A program takes `rows` query rows through its share of their keys, `keys` at a time."""
+
+    rows: int  # tokens times heads, padded to a power of two
+    heads: int  # query heads, all of one KV head
+    keys: int  # a power of two
+    warps: int
+    stages: int  # tiles of keys in flight
+    splits: int = 1  # programs that share the keys of the same rows
+    min_tiles: int = 1  # tiles of keys below which a share is not worth a program
+
+    def parts(self, group: int) -> int:
+        """Programs that the query heads of one KV head are divided among."""
+        return -(-group // self.heads)
+
+    def several_tiles(self, spans: QuerySpans) -> bool:
+        """Whether some sequence may have more tokens than a tile."""
+        return spans.max_query_len > self.rows // self.heads
+
+    def num_tiles(self, num_tokens: int, spans: QuerySpans) -> int:
+        """Enough for every way to divide the tokens among the sequences."""
+        if self.several_tiles(spans):
+            return num_tokens // (self.rows // self.heads) + spans.num_sequences
+        return spans.num_sequences
+
+
+def choose_tiling(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, spans: QuerySpans, window: int | None
+) -> Tiling:
+    """From shapes, dtypes and the bounds of the spans, so that a recorded launch can be replayed.
+
+    Args:
+        query: [T, H, Dk].
+        key_cache: [N, KVH, BS, Dk].
+        value_cache: [N, KVH, BS, Dv].
+        window: as for `paged_attention`.
+
+    Raises:
+        ValueError: for heads wider than 256.
+    """
+    num_tokens, num_heads, key_dim = query.shape
+    kv_heads = key_cache.shape[1]
+    group = num_heads // kv_heads
+    widest = max(key_dim, value_cache.shape[-1])
+    max_rows, keys_of_few, keys_of_many = _sizes(widest, key_cache.element_size())
+    heads = min(group, max_rows)
+    rows = min(power_of_two(heads * spans.max_query_len), max_rows)
+    keys = keys_of_few if rows <= _FEW_ROWS else keys_of_many
+    tiling = Tiling(
+        rows,
+        heads,
+        keys,
+        warps=8 if rows > 64 else 4,
+        stages=3 if rows <= _FEW_ROWS else 2,
+        min_tiles=_SPLIT_KEYS // keys,
+    )
+    programs = tiling.num_tiles(num_tokens, spans) * kv_heads * tiling.parts(group)
+    keys_of_tile = spans.max_seq_len
+    if window is not None:
+        keys_of_tile = min(keys_of_tile, window + spans.max_query_len)
+    return replace(tiling, splits=_splits(programs, keys_of_tile, query.device))
+
+
+def power_of_two(dim: int) -> int:
+    """The smallest that holds `dim` numbers and that a matrix product takes."""
+    return max(MIN_DIM, 1 << (dim - 1).bit_length())
+
+
+def _sizes(head_dim: int, itemsize: int) -> tuple[int, int, int]:
+    for (dim, size), sizes in _SIZES.items():
+        if head_dim <= dim and itemsize <= size:
+            return sizes
+    raise ValueError(f"heads of {head_dim} numbers of {itemsize} bytes are too wide")
+
+
+def _splits(programs: int, keys_of_tile: int, device: torch.device) -> int:
+    """As many as keep all processors busy, and no more than have keys enough."""
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * _num_processors(device) // max(programs, 1))
+    return max(1, min(wanted, -(-keys_of_tile // _SPLIT_KEYS), _MAX_SPLITS))
+
+
+@functools.cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PROCESSORS_OF_H100
+    return torch.cuda.get_device_properties(device).multi_processor_count
