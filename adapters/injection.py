@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from loraplex.adapters.batch import LoRABatch
 from loraplex.adapters.layers import (
     FusedLinear,
     FusedMember,
@@ -21,6 +20,7 @@ from loraplex.adapters.layers import (
 from loraplex.adapters.targets import TargetCatalogue, TargetKind
 from loraplex.adapters.weights import LoRAWeights
 from loraplex.kernels.dispatch import NAIVE, Kernels
+from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
 
 # Siblings that a transformers layer calls with the same input, under the name of their union.
@@ -120,7 +120,7 @@ def inject_lora(
             continue
         layer: LoRALayer
         if target.kind is TargetKind.EMBEDDING:
-            layer = LoRAEmbedding(base, hidden, num_slots)
+            layer = LoRAEmbedding(base, hidden, num_slots, kernels)
         else:
             layer = LoRALinear(
                 base, logits if target.kind is TargetKind.LM_HEAD else hidden, num_slots, kernels

@@ -7,10 +7,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from loraplex.adapters.batch import LoRABatch
 from loraplex.kernels.dispatch import NAIVE, Kernels
-from loraplex.kernels.lora.naive import add_embedding_lora
-from loraplex.kernels.lora.operands import LoRAOperand
+from loraplex.kernels.lora.batch import LoRABatch
+from loraplex.kernels.lora.operands import LoRAOperand, LoRATable
 
 
 @dataclass
@@ -26,45 +25,39 @@ class LoRALayer(nn.Module):
 
     Args:
         batch: gives the batch of the running forward, or None where it is all base.
-        num_slots: adapters that can be resident at once.
+        table: the weights by slot, as `kernels` read them.
         kernels: what computes the deltas.
     """
 
     def __init__(
-        self,
-        batch: Callable[[], LoRABatch | None],
-        num_slots: int,
-        kernels: Kernels = NAIVE,
+        self, batch: Callable[[], LoRABatch | None], table: LoRATable, kernels: Kernels
     ) -> None:
         super().__init__()
         self._batch = batch
         self._kernels = kernels
-        self._operands: list[Any] = [None] * num_slots  # as the kernels pack them
+        self._table = table
 
     def set(self, slot: int, operand: LoRAOperand | None) -> None:
         """Puts an adapter's weights into a slot, or None to empty it."""
-        self._operands[slot] = None if operand is None else self._kernels.pack_lora(operand)
+        self._table.set(slot, operand)
 
-    def segments(self, num_rows: int) -> list[tuple[torch.Tensor, Any]]:
-        """The rows of the running forward that this layer must change, with their weights.
+    def batch_of(self, num_rows: int) -> LoRABatch | None:
+        """The slots of the running forward's rows.
 
         Raises:
             RuntimeError: the layer is fed another number of rows than the batch has.
         """
         batch = self._batch()
-        if batch is None:
-            return []
-        if batch.num_rows != num_rows:
+        if batch is not None and batch.num_rows != num_rows:
             raise RuntimeError(f"a layer got {num_rows} rows in a batch of {batch.num_rows}")
-        found = ((segment.rows, self._operands[segment.slot]) for segment in batch.segments)
-        return [(rows, operand) for rows, operand in found if operand is not None]
+        return batch
 
     def add_delta(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Adds the adapters' deltas to `out` [..., width] in place; `x` [..., in] is its input."""
         rows = out.view(-1, out.shape[-1])
-        segments = self.segments(rows.shape[0])
-        if segments:
-            self._kernels.add_lora(rows, x.reshape(rows.shape[0], -1), segments)
+        batch = self.batch_of(rows.shape[0])
+        if batch is not None:
+            self._kernels.add_lora(rows, x.reshape(rows.shape[0], -1), self._table, batch)
         return out
 
 
@@ -78,7 +71,7 @@ class LoRALinear(LoRALayer):
         num_slots: int,
         kernels: Kernels = NAIVE,
     ) -> None:
-        super().__init__(batch, num_slots, kernels)
+        super().__init__(batch, kernels.lora_table(num_slots), kernels)
         self.base = base
 
     @property
@@ -94,9 +87,13 @@ class LoRAEmbedding(LoRALayer):
     """An input embedding with LoRA, scaled as the base embedding scales its own rows."""
 
     def __init__(
-        self, base: nn.Embedding, batch: Callable[[], LoRABatch | None], num_slots: int
+        self,
+        base: nn.Embedding,
+        batch: Callable[[], LoRABatch | None],
+        num_slots: int,
+        kernels: Kernels = NAIVE,
     ) -> None:
-        super().__init__(batch, num_slots)
+        super().__init__(batch, kernels.embedding_lora_table(num_slots), kernels)
         self.base = base
         self._embed_scale = float(getattr(base, "embed_scale", 1.0))
 
@@ -108,9 +105,11 @@ class LoRAEmbedding(LoRALayer):
         """[...] integers -> [..., hidden]"""
         out: torch.Tensor = self.base(token_ids)
         rows = out.view(-1, out.shape[-1])
-        segments = self.segments(rows.shape[0])
-        if segments:
-            add_embedding_lora(rows, token_ids.reshape(-1), segments, self._embed_scale)
+        batch = self.batch_of(rows.shape[0])
+        if batch is not None:
+            self._kernels.add_embedding_lora(
+                rows, token_ids.reshape(-1), self._table, batch, self._embed_scale
+            )
         return out
 
 
@@ -124,7 +123,7 @@ class FusedLinear(LoRALayer):
         num_slots: int,
         kernels: Kernels = NAIVE,
     ) -> None:
-        super().__init__(batch, num_slots, kernels)
+        super().__init__(batch, kernels.lora_table(num_slots), kernels)
         self.base: nn.Module = _join(linears)
         self._widths = [linear.out_features for linear in linears]
         self._input: torch.Tensor | None = None

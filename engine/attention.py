@@ -10,6 +10,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_groups import KVGroup, KVLayer
+from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.dispatch import Kernels
 
 ATTENTION = "loraplex_paged"  # our name in transformers' registry
@@ -20,8 +21,7 @@ _HOOK = "loraplex_attention"  # attribute of an attention module: its PagedAtten
 class AttentionBatch:
     """Where the flat rows of one step belong."""
 
-    query_start: list[int]  # S + 1 row offsets
-    seq_lens: list[int]  # S lengths, this step's tokens included
+    spans: QuerySpans  # of S sequences
     slot_mapping: list[Tensor]  # per group: [T] int64
     block_tables: Tensor  # [G, S, B] int64
 
@@ -64,8 +64,7 @@ class PagedAttention:
             self._keys,
             self._values,
             batch.block_tables[self._group],
-            batch.query_start,
-            batch.seq_lens,
+            batch.spans,
             scaling,
             window=self._window,
             softcap=options.get("softcap"),

@@ -11,6 +11,7 @@ from loraplex.engine.attention import AttentionBatch
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.scheduler import ScheduledSequence
 from loraplex.engine.sequence import Sequence
+from loraplex.kernels.attention.spans import QuerySpans
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ def _attention_batch(
     blocks, offsets = positions // kv.block_size, positions % kv.block_size
     slots = tables[:, rows, blocks] * kv.block_size + offsets  # [G, T]
     return AttentionBatch(
-        query_start=query_start,
-        seq_lens=seq_lens,
+        spans=QuerySpans.of(query_start, seq_lens, device),
         slot_mapping=list(torch.from_numpy(slots).to(device)),
         block_tables=torch.from_numpy(tables).to(device),
     )

@@ -2,7 +2,6 @@
 
 import torch
 
-from loraplex.adapters.batch import LoRABatch
 from loraplex.adapters.layers import LoRAContext
 from loraplex.engine.attention import AttentionContext
 from loraplex.engine.input_batch import InputBatch, build_input_batch
@@ -11,6 +10,7 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.model_loader import LoadedModel
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
+from loraplex.kernels.lora.batch import LoRABatch
 
 
 class ModelRunner:
@@ -43,10 +43,10 @@ class ModelRunner:
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
         """-> [R, V] logits of the rows that need them."""
-        hidden = LoRABatch.build(batch.adapter_slots, self._device)
+        slots = batch.adapter_slots
         self._attention.batch = batch.attention
-        self._lora.hidden = hidden
-        self._lora.logits = hidden.select(batch.logits_indices) if hidden else None
+        self._lora.hidden = LoRABatch.build(slots, self._device)
+        self._lora.logits = LoRABatch.build(slots[batch.logits_indices], self._device)
         try:
             output = self._model(
                 input_ids=batch.token_ids.unsqueeze(0),

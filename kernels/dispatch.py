@@ -17,7 +17,8 @@ from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
-from loraplex.kernels.lora.operands import LoRAOperand
+from loraplex.kernels.lora.batch import LoRABatch
+from loraplex.kernels.lora.operands import LoRATable
 from loraplex.kernels.native.build import NativeUnavailable
 from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import native
@@ -35,8 +36,10 @@ class Kernels:
     paged_attention: Callable[..., Tensor]
     write_cache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
-    pack_lora: Callable[[LoRAOperand], Any]  # once, into what `add_lora` takes
-    add_lora: Callable[..., None]
+    lora_table: Callable[[int], LoRATable]  # of so many slots, as `add_lora` takes it
+    add_lora: Callable[[Tensor, Tensor, Any, LoRABatch], None]
+    embedding_lora_table: Callable[[int], LoRATable]
+    add_embedding_lora: Callable[[Tensor, Tensor, Any, LoRABatch, float], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_rounding_first: Callable[[Tensor, Tensor, float], Tensor]
     gated_silu: Callable[[Tensor], Tensor]
@@ -54,8 +57,10 @@ NAIVE = Kernels(
     paged_attention=attention_naive.paged_attention,
     write_cache=kv_cache_naive.write_cache,
     copy_blocks=kv_cache_naive.copy_blocks,
-    pack_lora=lambda operand: operand,
+    lora_table=lora_naive.LoRATable,
     add_lora=lora_naive.add_lora,
+    embedding_lora_table=lora_naive.LoRATable,
+    add_embedding_lora=lora_naive.add_embedding_lora,
     rms_norm=rms_norm_naive.rms_norm,
     rms_norm_rounding_first=rms_norm_naive.rms_norm_rounding_first,
     gated_silu=gated_activation_naive.gated_silu,
@@ -86,8 +91,10 @@ def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kern
         paged_attention=attention_cpu.paged_attention,
         write_cache=kv_cache_cpu.write_cache,
         copy_blocks=kv_cache_cpu.copy_blocks,
-        pack_lora=lora_cpu.PackedOperand.pack,
+        lora_table=lora_cpu.LoRATable,
         add_lora=lora_cpu.add_lora,
+        embedding_lora_table=lora_naive.LoRATable,
+        add_embedding_lora=lora_naive.add_embedding_lora,
         rms_norm=rms_norm_cpu.rms_norm,
         rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,
         gated_silu=gated_activation_cpu.gated_silu,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from loraplex.kernels.attention import cpu as attention_cpu
 from loraplex.kernels.attention import naive as attention_naive
+from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
 from loraplex.kernels.gated_activation import naive as gated_activation_naive
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
@@ -17,7 +18,8 @@ from loraplex.kernels.linear import cpu as linear_cpu
 from loraplex.kernels.linear import naive as linear_naive
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
-from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
+from loraplex.kernels.lora.batch import LoRABatch
+from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice, LoRATable
 from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
 from loraplex.kernels.rms_norm import naive as rms_norm_naive
@@ -91,7 +93,7 @@ def attention(lengths: list[int], queries: int, window: int | None) -> Case:
     tables = torch.randperm(needed * len(lengths)).view(len(lengths), needed)
     query = torch.randn(queries * len(lengths), HEADS, DIM).to(BF16)
     starts = [i * queries for i in range(len(lengths) + 1)]
-    rest = (tables, starts, lengths, DIM**-0.5, window)
+    rest = (tables, QuerySpans.of(starts, lengths), DIM**-0.5, window)
     reach = window or lengths[0]
     seen = sum(min(reach, lengths[0] - queries + 1 + i) for i in range(queries)) * len(lengths)
     return Case(
@@ -109,19 +111,24 @@ def lora(adapters: int, rows: int) -> Case:
     """Rank 16 on the fused gate and up projections, `rows` rows of each adapter."""
     times = max(1, COLD // (adapters * (32 * 640 + 4096 * 16) * 2)) if rows < 100 else 1
     x, out = torch.randn(adapters * rows, 640).to(BF16), torch.randn(adapters * rows, 4096).to(BF16)
-    indices = torch.arange(adapters * rows).split(rows)
+    batch = LoRABatch.build(torch.arange(adapters).repeat_interleave(rows).numpy())
     operands = [[_operand() for _ in range(adapters)] for _ in range(times)]
-    packed = [[lora_cpu.PackedOperand.pack(operand) for operand in layer] for layer in operands]
-    plain = [list(zip(indices, layer, strict=True)) for layer in operands]
-    native = [list(zip(indices, layer, strict=True)) for layer in packed]
+    native = [_table(lora_cpu.LoRATable(adapters), layer) for layer in operands]
+    plain = [_table(lora_naive.LoRATable(adapters), layer) for layer in operands]
     return Case(
         f"LoRA 640 -> 4096 rank 16, {adapters} adapters x {rows} rows",
-        sum(operand.num_bytes for operand in packed[0]),
+        adapters * 16 * (2 * 640 + 4096) * 2,
         2 * adapters * rows * 16 * (2 * 640 + 4096),
-        lambda: [lora_cpu.add_lora(out, x, segments) for segments in native],
-        lambda: [lora_naive.add_lora(out, x, segments) for segments in plain],
+        lambda: [lora_cpu.add_lora(out, x, table, batch) for table in native],
+        lambda: [lora_naive.add_lora(out, x, table, batch) for table in plain],
         times,
     )
+
+
+def _table(table: LoRATable, operands: list[LoRAOperand]) -> LoRATable:
+    for slot, operand in enumerate(operands):
+        table.set(slot, operand)
+    return table
 
 
 def _operand() -> LoRAOperand:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "native/panel.h"
+#include "native/pool.h"
 #include "native/scratch.h"
 
 using namespace simd;
@@ -358,6 +359,11 @@ long plan(const Batch<E>& b, std::vector<Item>& items, std::vector<Item>& merges
   long num_parts = 0;
   for (long s = 0; s < b.n.sequences; s++) {
     const long queries = b.query_start[s + 1] - b.query_start[s], length = b.lengths[s];
+    if (length == 0) {  // padding
+      const long row = b.n.heads * b.n.value_dim;
+      std::memset((void*)(b.out + b.query_start[s] * row), 0, queries * row * sizeof(E));
+      continue;
+    }
     const long tiles = (queries + tile_tokens - 1) / tile_tokens;
     for (long i = tiles - 1; i >= 0; i--) {  // the last tile sees most keys: the longest work first
       const long first = queries * i / tiles, last = queries * (i + 1) / tiles;
@@ -387,27 +393,22 @@ void paged_attention(const Batch<E>& b, int threads) {
   Partials partials{nullptr, 0, round_up(b.n.value_dim, PANEL)};
   for (const Item& item : merges) partials.rows = std::max(partials.rows, item.tokens * b.group());
   partials.data = (float*)kept_parts.reserve(num_parts * partials.rows * (partials.width + 2) * 4 + 64);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  const auto attend_to = [&](const Item& item) {
     static thread_local Scratch scratch;
-#pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < items.size(); i++) {
-      const Item& item = items[i];
-      Tile<E> t = make_tile(b, item, scratch);
-      attend(b, item, t);
-      for (long r = 0; r < t.rows; r++) {
-        const float* sums = t.sums + r * t.width;
-        if (item.part < 0) {
-          finish(b, item, r, sums, t.peak[r], t.total[r]);
-          continue;
-        }
-        float* kept = std::copy(sums, sums + t.width, partials.row(item.part, r));
-        kept[0] = t.peak[r], kept[1] = t.total[r];
+    Tile<E> t = make_tile(b, item, scratch);
+    attend(b, item, t);
+    for (long r = 0; r < t.rows; r++) {
+      const float* sums = t.sums + r * t.width;
+      if (item.part < 0) {
+        finish(b, item, r, sums, t.peak[r], t.total[r]);
+        continue;
       }
+      float* kept = std::copy(sums, sums + t.width, partials.row(item.part, r));
+      kept[0] = t.peak[r], kept[1] = t.total[r];
     }
-#pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < merges.size(); i++) merge(b, merges[i], partials);
-  }
+  };
+  pool::parallel_for(long(items.size()), threads, [&](long i) { attend_to(items[i]); }, 1);
+  pool::parallel_for(long(merges.size()), threads, [&](long i) { merge(b, merges[i], partials); }, 1);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ from array import array
 import torch
 from torch import Tensor
 
+from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.native.library import native, num_threads
 
 _GRAIN = 64 * 1024  # bytes of keys and values worth a thread
@@ -15,8 +16,7 @@ def paged_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
-    query_start: list[int],
-    seq_lens: list[int],
+    spans: QuerySpans,
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -33,12 +33,11 @@ def paged_attention(
     num_tokens, heads, key_dim = query.shape
     _, kv_heads, block_size, value_dim = value_cache.shape
     out = torch.empty(num_tokens, heads, value_dim, dtype=query.dtype)
-    starts, lengths = array("q", query_start), array("q", seq_lens)
     sink_logits = None if sinks is None else sinks.float().contiguous()
     sizes = array(
         "q",
         (
-            len(seq_lens),
+            spans.num_sequences,
             heads,
             kv_heads,
             block_size,
@@ -51,7 +50,7 @@ def paged_attention(
             window or 0,
         ),
     )
-    visible = sum(seq_lens) if window is None else sum(min(n, window) for n in seq_lens)
+    longest = spans.max_seq_len if window is None else min(spans.max_seq_len, window)
     token_bytes = kv_heads * (key_dim + value_dim) * key_cache.element_size()
     kernel = (
         native().lpx_attention_float
@@ -64,12 +63,12 @@ def paged_attention(
         value_cache.data_ptr(),
         out.data_ptr(),
         tables.data_ptr(),
-        starts.buffer_info()[0],
-        lengths.buffer_info()[0],
+        spans.query_start.data_ptr(),
+        spans.seq_lens.data_ptr(),
         None if sink_logits is None else sink_logits.data_ptr(),
         sizes.buffer_info()[0],
         scaling,
         softcap or 0.0,
-        num_threads(visible * token_bytes, _GRAIN),
+        num_threads(spans.num_sequences * longest * token_bytes, _GRAIN),
     )
     return out.to(dtype)

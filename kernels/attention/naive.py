@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor
 
+from loraplex.kernels.attention.spans import QuerySpans
+
 
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
     block_tables: Tensor,
-    query_start: list[int],
-    seq_lens: list[int],
+    spans: QuerySpans,
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -18,16 +19,15 @@ def paged_attention(
 ) -> Tensor:
     """Attends each query token to its sequence's cached keys, itself included.
 
-    Prefill, chunked prefill and decode are one case: sequence s has the query rows
-    `query_start[s]:query_start[s + 1]`, which are the last of its `seq_lens[s]` cached tokens.
+    Prefill, chunked prefill and decode are one case: the query rows of a sequence are the last of
+    its cached tokens.
 
     Args:
         query: [T, H, Dk], any float dtype.
         key_cache: [N, KVH, BS, Dk], keys by block; H is a multiple of KVH.
         value_cache: [N, KVH, BS, Dv].
         block_tables: [S, B] integer; entries behind the window are never read.
-        query_start: S + 1 row offsets.
-        seq_lens: S lengths in tokens, those of this step included.
+        spans: the rows and the length of each of the S sequences.
         scaling: multiplies the scores.
         window: a query sees at most this many keys, itself included.
         softcap: scores become softcap * tanh(score / softcap).
@@ -37,10 +37,13 @@ def paged_attention(
         [T, H, Dv] in the dtype of `query`; computed in float32.
     """
     out = query.new_empty(query.shape[0], query.shape[1], value_cache.shape[-1])
+    query_start, seq_lens = spans.query_start.tolist(), spans.seq_lens.tolist()
     for s, seq_len in enumerate(seq_lens):
         rows = slice(query_start[s], query_start[s + 1])
         num_queries = rows.stop - rows.start
-        if num_queries == 0:
+        if seq_len == 0:
+            out[rows] = 0
+        if num_queries == 0 or seq_len == 0:
             continue
         first = _first_visible_block(seq_len - num_queries, window, key_cache.shape[2])
         keys = _gather(key_cache, block_tables[s], first, seq_len)

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "native/pool.h"
+
 namespace {
 
 struct Sizes {  // strides and row lengths in bytes
@@ -16,8 +18,8 @@ struct Sizes {  // strides and row lengths in bytes
 extern "C" void lpx_write_cache(char* key_cache, char* value_cache, const char* keys, const char* values,
                                 const int64_t* slots, const Sizes* sizes, int threads) {
   const Sizes n = *sizes;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long t = 0; t < n.tokens; t++) {
+  pool::parallel_for(n.tokens, threads, [&](long t) {
+    if (slots[t] < 0) return;  // padding
     const long block = slots[t] / n.block_size, offset = slots[t] % n.block_size;
     char* key = key_cache + block * n.key_block + offset * n.key_block_token;
     char* value = value_cache + block * n.value_block + offset * n.value_block_token;
@@ -26,7 +28,7 @@ extern "C" void lpx_write_cache(char* key_cache, char* value_cache, const char* 
       std::memcpy(value + h * n.value_block_head, values + t * n.value_token + h * n.value_head,
                   n.value_bytes);
     }
-  }
+  });
 }
 
 // Copies block sources[i] over block targets[i]; a block is `block_bytes` long and contiguous.

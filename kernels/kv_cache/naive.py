@@ -13,12 +13,13 @@ def write_cache(
         value_cache: [N, KVH, BS, Dv], changed in place.
         keys: [T, KVH, Dk].
         values: [T, KVH, Dv].
-        slot_mapping: [T] int64; slot = block id * BS + offset in the block.
+        slot_mapping: [T] int64; slot = block id * BS + offset in the block; -1: padding, skipped.
     """
-    block_size = key_cache.shape[2]
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    key_cache[blocks, :, offsets] = keys.to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = values.to(value_cache.dtype)
+    block_size, real = key_cache.shape[2], slot_mapping >= 0
+    slots = slot_mapping[real]
+    blocks, offsets = slots // block_size, slots % block_size
+    key_cache[blocks, :, offsets] = keys[real].to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = values[real].to(value_cache.dtype)
 
 
 def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:

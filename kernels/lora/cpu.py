@@ -2,20 +2,16 @@
 
 import ctypes
 import struct
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand
-from loraplex.kernels.native.library import native, num_threads
+from loraplex.kernels.native.library import native
 from loraplex.kernels.native.panels import pack_panels
-
-_GRAIN = 64 * 1024  # bytes of weights, read by a few rows, worth a thread
-_FEW_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -25,7 +21,6 @@ class PackedOperand:
     a: Tensor  # [sum of the slices' ranks, in], contiguous
     b: tuple[Tensor, ...]  # of each slice: panels of its output columns
     description: ctypes.Array[ctypes.c_char]  # what the kernel is given: addresses and sizes
-    num_bytes: int
 
     @classmethod
     def pack(cls, operand: LoRAOperand) -> Self:
@@ -38,28 +33,34 @@ class PackedOperand:
             description += struct.pack(
                 "<qqqqd", part.start, width, rank, b.data_ptr(), part.scaling
             )
-        num_bytes = a.nbytes + sum(b.nbytes for b in packed)
-        return cls(a, packed, ctypes.create_string_buffer(description), num_bytes)
+        return cls(a, packed, ctypes.create_string_buffer(description))
 
 
-Segment = tuple[Tensor, PackedOperand]  # [n] int64 rows, contiguous, and the adapter they use
+class LoRATable:
+    """The adapters of one linear by slot, packed, all of one dtype."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._packed: list[PackedOperand | None] = [None] * num_slots
+        self.addresses = torch.zeros(num_slots, dtype=torch.int64)  # of descriptions; 0: empty
+        self.dtype: torch.dtype | None = None  # of the weights; None until there are some
+
+    def set(self, slot: int, operand: LoRAOperand | None) -> None:
+        packed = None if operand is None else PackedOperand.pack(operand)
+        self.addresses[slot] = 0 if packed is None else ctypes.addressof(packed.description)
+        self._packed[slot] = packed
+        self.dtype = self.dtype if packed is None else packed.a.dtype
 
 
-def add_lora(out: Tensor, x: Tensor, segments: Sequence[Segment]) -> None:
-    """As `naive.add_lora`, with packed weights, all of one dtype."""
-    if segments and out.dtype != (dtype := segments[0][1].a.dtype):
-        delta = torch.zeros(out.shape, dtype=dtype)
-        add_lora(delta, x, segments)
+def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:
+    """As `naive.add_lora`."""
+    if table.dtype is not None and out.dtype != table.dtype:
+        delta = torch.zeros(out.shape, dtype=table.dtype)
+        add_lora(delta, x, table, batch)
         out += delta
         return
     x = x.to(out.dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
-    table, work = array("q"), 0
-    for rows, operand in segments:
-        num_rows = rows.shape[0]
-        table.extend((rows.data_ptr(), num_rows, ctypes.addressof(operand.description)))
-        work += operand.num_bytes * -(-num_rows // _FEW_ROWS)
     kernel = (
         native().lpx_add_lora_float if out.dtype == torch.float32 else native().lpx_add_lora_bf16
     )
@@ -68,7 +69,10 @@ def add_lora(out: Tensor, x: Tensor, segments: Sequence[Segment]) -> None:
         out.stride(0),
         x.data_ptr(),
         x.stride(0),
-        table.buffer_info()[0],
-        len(segments),
-        num_threads(work, _GRAIN),
+        table.addresses.data_ptr(),
+        batch.rows.data_ptr(),
+        batch.slots.data_ptr(),
+        batch.starts.data_ptr(),
+        batch.slots.shape[0],
+        torch.get_num_threads(),
     )

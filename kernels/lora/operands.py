@@ -1,6 +1,6 @@
 """The weights that a LoRA kernel takes: one adapter's share of one, possibly fused, linear."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,3 +18,11 @@ class LoRAOperand(NamedTuple):
 
     a: torch.Tensor  # [sum of the slices' ranks, in], or [.., vocabulary] for an embedding
     slices: tuple[LoRASlice, ...]
+
+
+class LoRATable(Protocol):
+    """The adapters of one linear by slot, as a kernel reads them. What is in the slots may change
+    between launches; where the table lies does not."""
+
+    def set(self, slot: int, operand: LoRAOperand | None) -> None:
+        """Puts an adapter's weights into a slot, or None to empty it."""

@@ -18,8 +18,8 @@ from loraplex.kernels.native.build import (
 
 _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a float
-    "lpx_add_lora_bf16": "plplpli",
-    "lpx_add_lora_float": "plplpli",
+    "lpx_add_lora_bf16": "plplppppli",
+    "lpx_add_lora_float": "plplppppli",
     "lpx_attention_bf16": "pppppppppffi",
     "lpx_attention_float": "pppppppppffi",
     "lpx_copy_blocks": "ppplll",

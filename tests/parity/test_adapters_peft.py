@@ -15,7 +15,7 @@ from support.adapters import (
 from support.architectures import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from loraplex.adapters.batch import BASE_SLOT
+from loraplex.kernels.lora.batch import BASE_SLOT
 
 pytestmark = PEFT_NOISE
 

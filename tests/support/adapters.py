@@ -11,11 +11,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from support.architectures import load_reference
 
-from loraplex.adapters.batch import BASE_SLOT, LoRABatch
 from loraplex.adapters.injection import inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.kernels.lora.batch import BASE_SLOT, LoRABatch
 
 CPU = torch.device("cpu")
 

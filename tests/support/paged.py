@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loraplex.kernels.attention.spans import QuerySpans
+
 NAN = float("nan")
 
 
@@ -40,15 +42,12 @@ class PagedBatch:
         )
 
     @property
-    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int], list[int]]:
-        return (
-            self.query,
-            self.key_cache,
-            self.value_cache,
-            self.block_tables,
-            self.query_start,
-            self.seq_lens,
-        )
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor, QuerySpans]:
+        return (self.query, self.key_cache, self.value_cache, self.block_tables, self.spans)
+
+    @property
+    def spans(self) -> QuerySpans:
+        return QuerySpans.of(self.query_start, self.seq_lens)
 
 
 def paged_batch(

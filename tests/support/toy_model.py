@@ -45,7 +45,7 @@ class ToyModel:
     def _forward(self, batch: InputBatch) -> list[int]:
         tokens = batch.token_ids.tolist()
         positions = batch.positions.tolist()
-        starts = batch.attention.query_start
+        starts = batch.attention.spans.query_start.tolist()
         numbers = []
         for index, (first, end) in enumerate(pairwise(starts)):
             tables = batch.attention.block_tables[:, index].numpy()

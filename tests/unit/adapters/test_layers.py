@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from loraplex.adapters.batch import LoRABatch
 from loraplex.adapters.layers import (
     FusedLinear,
     FusedMember,
@@ -12,6 +11,7 @@ from loraplex.adapters.layers import (
     LoRAEmbedding,
     LoRALinear,
 )
+from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from loraplex.adapters.batch import LoRABatch
 from loraplex.adapters.layers import FusedLinear, FusedMember, LoRAContext, LoRALinear
 from loraplex.engine.feed_forward import GatedFeedForward, swap_feed_forward
 from loraplex.kernels.dispatch import choose_kernels
+from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
 
 CPU = torch.device("cpu")

@@ -8,6 +8,7 @@ from support.paged import Layout, PagedBatch, paged_batch
 
 from loraplex.kernels.attention import naive
 from loraplex.kernels.attention.cpu import paged_attention
+from loraplex.kernels.attention.spans import QuerySpans
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -99,6 +100,17 @@ def test_an_empty_batch_gives_nothing() -> None:
     assert paged_attention(*paged_batch(Layout(), [], []).arguments, 1.0).shape == (0, 4, 32)
 
 
+def test_the_rows_of_padding_become_zeros() -> None:
+    batch = paged_batch(Layout(), [50, 0, 30], [1, 0, 1])
+    spans = QuerySpans.of([0, 1, 3, 4], [50, 0, 30])
+    query = torch.cat([batch.query[:1], torch.full((2, 4, 32), float("nan")), batch.query[1:]])
+
+    got = paged_attention(query, *batch.arguments[1:4], spans, 0.2)
+
+    assert not got[1:3].any()
+    assert torch.equal(got[[0, 3]], paged_attention(*batch.arguments, 0.2))
+
+
 def test_a_sequence_without_queries_changes_nothing_beside_it() -> None:
     batch = paged_batch(Layout(), [50, 20, 30], [1, 0, 1])
     assert_equals_naive(batch)
@@ -115,8 +127,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_company(dtype: torch.dtype) 
             batch.key_cache,
             batch.value_cache,
             batch.block_tables[s : s + 1],
-            [0, rows.stop - rows.start],
-            [batch.seq_lens[s]],
+            QuerySpans.of([0, rows.stop - rows.start], [batch.seq_lens[s]]),
             0.2,
         )
         assert torch.equal(alone, together[rows])
@@ -131,6 +142,6 @@ def test_the_highest_blocks_of_a_cache_beyond_int32() -> None:
     keys[moved[0]] = small.key_cache[small.block_tables[0]]
     values[moved[0]] = small.value_cache[small.block_tables[0]]
 
-    got = paged_attention(small.query, keys, values, moved, [0, 1], [50], 0.2)
+    got = paged_attention(small.query, keys, values, moved, small.spans, 0.2)
 
     assert torch.equal(got, paged_attention(*small.arguments, 0.2))

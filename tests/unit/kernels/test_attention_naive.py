@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention.naive import paged_attention
+from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.kv_cache.naive import write_cache
 
 BLOCK = 4
@@ -42,8 +43,7 @@ class Paged:
             self.key_cache,
             self.value_cache,
             self.tables,
-            starts,
-            [len(q) for q in self.query],
+            QuerySpans.of(starts, [len(q) for q in self.query]),
             0.3,
             **options,
         )
@@ -222,12 +222,23 @@ def test_a_sequence_without_queries_takes_no_rows() -> None:
     torch.testing.assert_close(found[1].double(), expected, atol=2e-6, rtol=1e-5)
 
 
+def test_the_rows_of_padding_become_zeros() -> None:
+    cache = torch.full((2, 2, BLOCK, 8), float("nan"))
+    tables = torch.zeros(1, 1, dtype=torch.int64)
+
+    out = paged_attention(
+        torch.full((2, 4, 8), float("nan")), cache, cache, tables, QuerySpans.of([0, 2], [0]), 1.0
+    )
+
+    assert not out.any()
+
+
 def test_no_sequences_give_no_rows() -> None:
     cache = torch.zeros(2, 2, BLOCK, 8)
 
-    out = paged_attention(
-        torch.empty(0, 4, 8), cache, cache, torch.empty(0, 1, dtype=torch.int64), [0], [], 1.0
-    )
+    tables = torch.empty(0, 1, dtype=torch.int64)
+
+    out = paged_attention(torch.empty(0, 4, 8), cache, cache, tables, QuerySpans.of([0], []), 1.0)
 
     assert out.shape == (0, 4, 8)
 

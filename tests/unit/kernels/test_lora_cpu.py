@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from support.lora import Segment, cast, fill_table, random_operand, run_segments
 
-from loraplex.kernels.lora import naive
-from loraplex.kernels.lora.cpu import PackedOperand, add_lora
-from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
+from loraplex.kernels.lora import cpu, naive
+from loraplex.kernels.lora.batch import LoRABatch
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -16,32 +16,13 @@ RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 33, 64, 100, 128, 256]
 QKV = [(0, 64, 16), (64, 16, 16), (80, 16, 16)]  # slices: first column, width, rank
 
 
-def operand(
-    in_features: int, slices: list[tuple[int, int, int]], dtype: torch.dtype
-) -> LoRAOperand:
-    a = torch.randn(sum(rank for _, _, rank in slices), in_features) / in_features**0.5
-    return LoRAOperand(
-        a.to(dtype),
-        tuple(
-            LoRASlice(start, torch.randn(width, rank).to(dtype), 0.5)
-            for start, width, rank in slices
-        ),
-    )
-
-
-def in_float32(weights: LoRAOperand) -> LoRAOperand:
-    slices = tuple(part._replace(b=part.b.float()) for part in weights.slices)
-    return LoRAOperand(weights.a.float(), slices)
-
-
-def assert_equals_naive(
-    out: torch.Tensor, x: torch.Tensor, segments: Sequence[tuple[torch.Tensor, LoRAOperand]]
-) -> None:
+def assert_equals_naive(out: torch.Tensor, x: torch.Tensor, segments: Sequence[Segment]) -> None:
     want = out.clone().float()
-    naive.add_lora(want, x.float(), [(rows, in_float32(weights)) for rows, weights in segments])
+    wide = [(rows, cast(weights, torch.float32)) for rows, weights in segments]
+    run_segments(naive, want, x.float(), wide)
     before = out.clone()
 
-    add_lora(out, x, [(rows, PackedOperand.pack(weights)) for rows, weights in segments])
+    run_segments(cpu, out, x, segments)
 
     touched = torch.zeros(len(out), dtype=torch.bool)
     for rows, _ in segments:
@@ -62,7 +43,7 @@ def _seed() -> None:
 def test_every_rank(dtype: torch.dtype, rank: int) -> None:
     x, out = torch.randn(7, 63).to(dtype), torch.randn(7, 100).to(dtype)
 
-    assert_equals_naive(out, x, [(torch.arange(5), operand(63, [(0, 100, rank)], dtype))])
+    assert_equals_naive(out, x, [(torch.arange(5), random_operand(63, [(0, 100, rank)], dtype))])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -73,7 +54,10 @@ def test_all_ranks_in_one_batch(dtype: torch.dtype) -> None:
     assert_equals_naive(
         out,
         x,
-        [(r, operand(64, [(0, 80, rank)], dtype)) for r, rank in zip(rows, RANKS, strict=True)],
+        [
+            (r, random_operand(64, [(0, 80, rank)], dtype))
+            for r, rank in zip(rows, RANKS, strict=True)
+        ],
     )
 
 
@@ -83,7 +67,7 @@ def test_all_ranks_in_one_batch(dtype: torch.dtype) -> None:
 def test_every_width(dtype: torch.dtype, in_features: int, out_features: int) -> None:
     x, out = torch.randn(3, in_features).to(dtype), torch.randn(3, out_features).to(dtype)
 
-    weights = operand(in_features, [(0, out_features, 4)], dtype)
+    weights = random_operand(in_features, [(0, out_features, 4)], dtype)
 
     assert_equals_naive(out, x, [(torch.tensor([2, 0]), weights)])
 
@@ -93,10 +77,10 @@ def test_unequal_slices_gaps_and_base_rows(dtype: torch.dtype) -> None:
     x, out = torch.randn(200, 48).to(dtype), torch.randn(200, 96).to(dtype)
     rows = torch.randperm(200)
     segments = [
-        (rows[:9], operand(48, [(0, 64, 4), (64, 16, 64), (80, 16, 1)], dtype)),
-        (rows[9:10], operand(48, [(64, 16, 16)], dtype)),
-        (rows[10:10], operand(48, QKV, dtype)),
-        (rows[10:131], operand(48, [(0, 64, 7), (80, 16, 3)], dtype)),
+        (rows[:9], random_operand(48, [(0, 64, 4), (64, 16, 64), (80, 16, 1)], dtype)),
+        (rows[9:10], random_operand(48, [(64, 16, 16)], dtype)),
+        (rows[10:10], random_operand(48, QKV, dtype)),
+        (rows[10:131], random_operand(48, [(0, 64, 7), (80, 16, 3)], dtype)),
     ]
 
     assert_equals_naive(out, x, segments)
@@ -107,16 +91,34 @@ def test_unequal_slices_gaps_and_base_rows(dtype: torch.dtype) -> None:
 def test_any_number_of_rows(dtype: torch.dtype, num_rows: int) -> None:
     x, out = torch.randn(num_rows, 32).to(dtype), torch.randn(num_rows, 96).to(dtype)
 
-    assert_equals_naive(out, x, [(torch.arange(num_rows), operand(32, QKV, dtype))])
+    assert_equals_naive(out, x, [(torch.arange(num_rows), random_operand(32, QKV, dtype))])
 
 
-def test_no_adapter_at_all_changes_nothing() -> None:
-    out = torch.randn(3, 8)
+def test_an_empty_slot_changes_nothing() -> None:
+    out, table = torch.randn(3, 8), cpu.LoRATable(2)
+    table.set(0, random_operand(8, [(0, 8, 4)]))
+    table.set(0, None)
     before = out.clone()
+    batch = LoRABatch.build([0, 1, 0])
+    assert batch is not None
 
-    add_lora(out, torch.randn(3, 8), [])
+    cpu.add_lora(out, torch.randn(3, 8), table, batch)
 
     assert torch.equal(out, before)
+
+
+def test_unused_segments_of_a_batch_with_room_are_skipped() -> None:
+    x, out, tight = torch.randn(3, 8), torch.zeros(3, 8), torch.zeros(3, 8)
+    table = fill_table(cpu.LoRATable(2), [random_operand(8, [(0, 8, 4)]) for _ in range(2)])
+    roomy = LoRABatch.build([1, -1, 1], capacity=5)
+    exact = LoRABatch.build([1, -1, 1])
+    assert roomy is not None
+    assert exact is not None
+
+    cpu.add_lora(out, x, table, roomy)
+    cpu.add_lora(tight, x, table, exact)
+
+    assert torch.equal(out, tight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -124,7 +126,9 @@ def test_views_with_strides_are_read_and_written_in_place(dtype: torch.dtype) ->
     x, whole = torch.randn(64, 10).to(dtype).t(), torch.randn(10, 50).to(dtype)
     edges = whole[:, :5].clone(), whole[:, 25:].clone()
 
-    assert_equals_naive(whole[:, 5:25], x, [(torch.arange(3, 9), operand(64, [(0, 20, 4)], dtype))])
+    assert_equals_naive(
+        whole[:, 5:25], x, [(torch.arange(3, 9), random_operand(64, [(0, 20, 4)], dtype))]
+    )
     assert torch.equal(whole[:, :5], edges[0])
     assert torch.equal(whole[:, 25:], edges[1])
 
@@ -132,23 +136,24 @@ def test_views_with_strides_are_read_and_written_in_place(dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_adapters_rows_get_the_same_bits_alone_and_in_company(dtype: torch.dtype) -> None:
     x, out = torch.randn(70, 32).to(dtype), torch.randn(70, 96).to(dtype)
-    mine = (torch.tensor([3]), PackedOperand.pack(operand(32, QKV, dtype)))
-    other = (torch.arange(4, 70), PackedOperand.pack(operand(32, [(0, 96, 64)], dtype)))
+    mine = (torch.tensor([3]), random_operand(32, QKV, dtype))
+    other = (torch.arange(4, 70), random_operand(32, [(0, 96, 64)], dtype))
     alone, together = out.clone(), out.clone()
 
-    add_lora(alone, x, [mine])
-    add_lora(together, x, [mine, other])
+    run_segments(cpu, alone, x, [mine])
+    run_segments(cpu, together, x, [mine, other])
 
     assert torch.equal(alone[3], together[3])
 
 
 def test_a_linear_that_stayed_in_float32_gets_its_delta_too() -> None:
     x, out = torch.randn(4, 32), torch.randn(4, 96)
-    weights = operand(32, QKV, torch.bfloat16)
+    weights = random_operand(32, QKV, torch.bfloat16)
     want = out.clone()
-    naive.add_lora(want, x, [(torch.tensor([1, 3]), in_float32(weights))])
+    rows = torch.tensor([1, 3])
+    run_segments(naive, want, x, [(rows, cast(weights, torch.float32))])
 
-    add_lora(out, x, [(torch.tensor([1, 3]), PackedOperand.pack(weights))])
+    run_segments(cpu, out, x, [(rows, weights)])
 
     torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
 
@@ -159,7 +164,7 @@ def test_rows_of_no_segment_are_not_read(dtype: torch.dtype) -> None:
     x[1::2] = float("nan")
     out[1::2] = float("nan")
 
-    add_lora(out, x, [(torch.tensor([0, 2, 4]), PackedOperand.pack(operand(32, QKV, dtype)))])
+    run_segments(cpu, out, x, [(torch.tensor([0, 2, 4]), random_operand(32, QKV, dtype))])
 
     assert out[::2].isfinite().all()
     assert out[1::2].isnan().all()

@@ -2,32 +2,25 @@
 
 import pytest
 import torch
+from support.lora import Segment, batch_of, fill_table, random_operand, run_segments
 
-from loraplex.kernels.lora.naive import Segment, add_embedding_lora, add_lora
-from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
+from loraplex.kernels.lora import naive
+from loraplex.kernels.lora.operands import LoRAOperand
 
 
 def operand(
     generator: torch.Generator, in_features: int, slices: list[tuple[int, int, int]]
 ) -> LoRAOperand:
-    """Random weights; slices are (start, width, rank)."""
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    a = random(sum(rank for _, _, rank in slices), in_features)
-    return LoRAOperand(
-        a, tuple(LoRASlice(start, random(width, rank), 0.5) for start, width, rank in slices)
-    )
+    return random_operand(in_features, slices, generator=generator)
 
 
-def dense(operand: LoRAOperand, width: int) -> torch.Tensor:
+def dense(weights: LoRAOperand, width: int) -> torch.Tensor:
     """[width, in] the whole delta of the weight, in float64."""
-    delta = torch.zeros(width, operand.a.shape[1], dtype=torch.float64)
+    delta = torch.zeros(width, weights.a.shape[1], dtype=torch.float64)
     first = 0
-    for start, b, scaling in operand.slices:
+    for start, b, scaling in weights.slices:
         rank = b.shape[1]
-        a = operand.a[first : first + rank].double()
+        a = weights.a[first : first + rank].double()
         delta[start : start + b.shape[0]] += scaling * (b.double() @ a)
         first += rank
     return delta
@@ -44,7 +37,7 @@ def assert_adds_the_dense_delta(
     out: torch.Tensor, x: torch.Tensor, segments: list[Segment]
 ) -> None:
     want = expected(out, x, segments)
-    add_lora(out, x, segments)
+    run_segments(naive, out, x, segments)
     scale = want.abs().max() if want.numel() else torch.tensor(1.0)
     torch.testing.assert_close(out.double(), want, atol=2e-6 * float(scale), rtol=1e-5)
 
@@ -93,8 +86,8 @@ def test_a_segment_beside_it_changes_no_bit_of_an_adapters_rows(
     mine: Segment = (torch.arange(4), operand(generator, 32, [(0, 32, 4)]))
     other: Segment = (torch.arange(4, 8), operand(generator, 32, [(0, 32, 64)]))
     alone, together = out.clone(), out.clone()
-    add_lora(alone, x, [mine])
-    add_lora(together, x, [mine, other])
+    run_segments(naive, alone, x, [mine])
+    run_segments(naive, together, x, [mine, other])
     assert torch.equal(alone[:4], together[:4])
 
 
@@ -105,13 +98,14 @@ def test_every_number_of_rows(num_rows: int, generator: torch.Generator) -> None
     assert_adds_the_dense_delta(out, x, [(torch.arange(num_rows), weights)])
 
 
-def test_an_adapter_without_rows_and_no_adapter_at_all_change_nothing(
+def test_an_adapter_without_rows_changes_nothing(
     generator: torch.Generator,
 ) -> None:
     x, out = torch.randn(3, 8, generator=generator), torch.randn(3, 8, generator=generator)
     before = out.clone()
-    add_lora(out, x, [])
-    add_lora(out, x, [(torch.empty(0, dtype=torch.int64), operand(generator, 8, [(0, 8, 2)]))])
+    run_segments(
+        naive, out, x, [(torch.empty(0, dtype=torch.int64), operand(generator, 8, [(0, 8, 2)]))]
+    )
     assert torch.equal(out, before)
 
 
@@ -131,7 +125,7 @@ def test_half_precision_is_rounded_once_at_the_end(
     weights = LoRAOperand(a.to(dtype), (slices[0]._replace(b=slices[0].b.to(dtype)),))
     segments: list[Segment] = [(torch.arange(6), weights)]
     want = expected(out, x, segments).to(dtype)
-    add_lora(out, x, segments)
+    run_segments(naive, out, x, segments)
     # Float32 sums may fall on the other side of a rounding border, by one unit in the last place.
     torch.testing.assert_close(out, want, atol=0, rtol=torch.finfo(dtype).eps)
 
@@ -143,5 +137,7 @@ def test_an_embedding_looks_its_delta_up(generator: torch.Generator) -> None:
     rows = torch.tensor([0, 1, 3])
     want = out.double()
     want[rows] += 3.0 * dense(weights, 16).t()[ids[rows]]
-    add_embedding_lora(out, ids, [(rows, weights)], embed_scale=3.0)
+    batch = batch_of([(rows, weights)], 4)
+    assert batch is not None
+    naive.add_embedding_lora(out, ids, fill_table(naive.LoRATable(1), [weights]), batch, 3.0)
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-5)
