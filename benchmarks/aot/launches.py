@@ -9,7 +9,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-WARP = 32
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "enable_fp_fusion")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +21,7 @@ class Launch:
     signature: dict[str, Any]
     constants: dict[tuple[int, ...], Any]
     attributes: dict[tuple[int, ...], Any]  # what Triton may assume of arguments
-    num_warps: int
-    num_stages: int
+    options: dict[str, Any]  # of the compiler
 
     @property
     def name(self) -> str:
@@ -41,8 +40,7 @@ class Launch:
         source = triton.compiler.ASTSource(
             self.kernel, self.signature, self.constants, self.attributes
         )
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        return triton.compile(source, target=target, options=options)
+        return triton.compile(source, target=target, options=self.options)
 
 
 class _AbsentGPU:
@@ -83,8 +81,7 @@ def caught_launches(target: GPUTarget) -> Iterator[list[Launch]]:
                 signature=compile["signature"],
                 constants=compile["constants"],
                 attributes=compile["configs"][0],
-                num_warps=compile["num_warps"],
-                num_stages=compile["num_stages"],
+                options={option: compile[option] for option in _OPTIONS},
             ),
         )
         launches[:] = caught.values()

@@ -1,0 +1,54 @@
+"""The Triton kernels of sampling; `triton.py` launches them."""
+
+import triton
+import triton.language as tl
+
+_BEHIND_ALL = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def _first_greatest(values, ids, mask):
+    """The greatest value, NaN above all, and the least id that has it."""
+    values = tl.where(values != values, float("inf"), values)
+    greatest = tl.max(tl.where(mask, values, float("-inf")), axis=0)
+    return greatest, tl.min(tl.where(mask & (values == greatest), ids, _BEHIND_ALL), axis=0)
+
+
+@triton.jit
+def argmax_kernel(
+    logits,  # [R, V]
+    values,  # [R, parts] float32
+    ids,  # [R, parts] int32
+    vocabulary,
+    row_stride,
+    column_stride,
+    COLUMNS: tl.constexpr,
+):
+    """The greatest of each part of a row."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    mask = column < vocabulary
+    found = tl.load(
+        logits + row * row_stride + column.to(tl.int64) * column_stride, mask=mask, other=0.0
+    )
+    value, first = _first_greatest(found.to(tl.float32), column, mask)
+    place = row * tl.num_programs(1) + part
+    tl.store(values + place, value)
+    tl.store(ids + place, first)
+
+
+@triton.jit
+def greatest_part_kernel(
+    values,  # [R, parts] float32
+    ids,  # [R, parts] int32
+    out,  # [R] int64
+    num_parts,
+    PARTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    mask = part < num_parts
+    found = tl.load(values + row * num_parts + part, mask=mask, other=0.0)
+    first = tl.load(ids + row * num_parts + part, mask=mask, other=0)
+    _, token = _first_greatest(found, first, mask)
+    tl.store(out + row, token.to(tl.int64))
