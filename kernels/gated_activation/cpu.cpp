@@ -1,5 +1,6 @@
 // The gated activations of feed-forward layers: activation(gate) * up, rounded once.
 
+#include "native/pool.h"
 #include "native/simd.h"
 
 using namespace simd;
@@ -23,14 +24,13 @@ struct GeluTanh {
 // x [rows, 2 width], y [rows, width], both contiguous.
 template <typename E, typename Activation>
 void gated(const E* x, E* y, long rows, long width, int threads, Activation activation) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long t = 0; t < rows; t++) {
+  pool::parallel_for(rows, threads, [&](long t) {
     const E *gate = x + t * 2 * width, *up = gate + width;
     for (long d = 0; d < width; d += LANES) {
       const int left = int(width - d);
       store(y + t * width + d, mul(activation(load(gate + d, left)), load(up + d, left)), left);
     }
-  }
+  });
 }
 
 }  // namespace

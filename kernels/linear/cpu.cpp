@@ -1,6 +1,7 @@
 // y = x W^T + bias over a weight that is packed in panels of 32 output columns.
 
 #include "native/panel.h"
+#include "native/pool.h"
 
 using namespace simd;
 
@@ -23,9 +24,7 @@ void finish(V (&acc)[ROWS][2], const float* bias, bf16* y, long y_stride, int co
 extern "C" void lpx_linear_bf16(const bf16* x, const bf16* weight, const float* bias, bf16* y, long T,
                                 long N, long K, long x_stride, long y_stride, int threads) {
   const long panels = (N + PANEL - 1) / PANEL;
-  const long chunk = panels / (threads * 8) + 1;
-#pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
-  for (long p = 0; p < panels; p++) {
+  pool::parallel_for(panels, threads, [&](long p) {
     const int columns = int(N - p * PANEL < PANEL ? N - p * PANEL : PANEL);
     for_row_tiles(T, [&]<int ROWS>(long t) {
       V acc[ROWS][2];
@@ -34,15 +33,14 @@ extern "C" void lpx_linear_bf16(const bf16* x, const bf16* weight, const float* 
       finish<ROWS>(acc, bias ? bias + p * PANEL : nullptr, y + t * y_stride + p * PANEL, y_stride,
                    columns);
     });
-  }
+  });
 }
 
 // y[t] = the first `columns` numbers of row ids[t] of a packed weight, whose K is padded to even.
 extern "C" void lpx_packed_rows_bf16(const bf16* weight, const int64_t* ids, bf16* y, long T, long K,
                                      long columns, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long t = 0; t < T; t++) {
+  pool::parallel_for(T, threads, [&](long t) {
     const bf16* row = weight + ids[t] / PANEL * K * PANEL + ids[t] % PANEL * 2;
     for (long k = 0; k < columns; k++) y[t * columns + k] = row[k / 2 * PANEL * 2 + k % 2];
-  }
+  });
 }

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 KERNELS = Path(__file__).resolve().parents[1]
 COMPILERS = ("g++", "c++")
 TIMEOUT = 300.0  # seconds for one source
-_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 
 
 class NativeUnavailable(Exception):
@@ -84,7 +84,7 @@ def build(target: Target, compiler: str, folder: Path) -> Path:
     Raises:
         NativeUnavailable: the compiler failed, or the folder cannot be written.
     """
-    sources = sorted(KERNELS.glob("*/cpu.cpp"))
+    sources = sorted([*KERNELS.glob("*/cpu.cpp"), *KERNELS.glob("native/*.cpp")])
     headers = sorted((KERNELS / "native").glob("*.h"))
     flags = (*_FLAGS, *target.compiler_flags)
     version = _run(compiler, "--version")
@@ -104,7 +104,7 @@ def build(target: Target, compiler: str, folder: Path) -> Path:
 def _compile(sources: list[Path], command: tuple[str, ...], library: Path) -> None:
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as aside:
-        objects = [str(Path(aside, f"{source.parent.name}.o")) for source in sources]
+        objects = [str(Path(aside, f"{i}.o")) for i in range(len(sources))]
 
         def compile_one(source: Path, target: str) -> None:
             _run(*command, "-I", str(KERNELS), "-c", str(source), "-o", target)
@@ -112,8 +112,6 @@ def _compile(sources: list[Path], command: tuple[str, ...], library: Path) -> No
         with ThreadPoolExecutor(max_workers=4) as pool:
             list(pool.map(compile_one, sources, objects))
         linked = Path(aside, library.name)
-        # Without -fopenmp: its symbols are found in the runtime that torch has loaded, so that one
-        # process never has two teams of threads.
         _run(command[0], "-shared", *objects, "-o", str(linked))
         linked.replace(library)
 

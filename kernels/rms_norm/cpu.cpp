@@ -1,5 +1,6 @@
 // Root mean square normalisation of rows.
 
+#include "native/pool.h"
 #include "native/simd.h"
 
 using namespace simd;
@@ -32,10 +33,10 @@ void rms_norm(const E* x, const float* weight, E* y, float eps, const int64_t* s
               int threads) {
   const long outer = sizes[0], inner = sizes[1], columns = sizes[2];
   const long outer_stride = sizes[3], inner_stride = sizes[4];
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (long i = 0; i < outer * inner; i++)
+  pool::parallel_for(outer * inner, threads, [&](long i) {
     normalise(x + i / inner * outer_stride + i % inner * inner_stride, weight, eps, y + i * columns,
               columns, round_first);
+  });
 }
 
 }  // namespace
