@@ -359,6 +359,11 @@ long plan(const Batch<E>& b, std::vector<Item>& items, std::vector<Item>& merges
   long num_parts = 0;
   for (long s = 0; s < b.n.sequences; s++) {
     const long queries = b.query_start[s + 1] - b.query_start[s], length = b.lengths[s];
+    if (length == 0) {  // padding
+      const long row = b.n.heads * b.n.value_dim;
+      std::memset((void*)(b.out + b.query_start[s] * row), 0, queries * row * sizeof(E));
+      continue;
+    }
     const long tiles = (queries + tile_tokens - 1) / tile_tokens;
     for (long i = tiles - 1; i >= 0; i--) {  // the last tile sees most keys: the longest work first
       const long first = queries * i / tiles, last = queries * (i + 1) / tiles;

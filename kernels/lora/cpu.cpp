@@ -33,6 +33,11 @@ struct Segment {
   const Operand* operand;
 };
 
+struct Rows {  // of a batch, by slot; see LoRABatch
+  const int64_t *rows, *slots, *starts;
+  long capacity;
+};
+
 template <typename E>
 struct Batch {
   E* out;
@@ -152,14 +157,48 @@ void add_lora(const Batch<E>& b, int threads) {
   pool::parallel_for(long(second.size()), threads, [&](long i) { expand(b, second[i]); }, 1);
 }
 
+// The segments of a batch that have both rows and weights.
+void find_segments(std::vector<Segment>& found, const Operand* const* table, const Rows& batch) {
+  found.clear();
+  for (long i = 0; i < batch.capacity; i++) {
+    const int64_t slot = batch.slots[i], start = batch.starts[i], count = batch.starts[i + 1] - start;
+    if (slot >= 0 && count > 0 && table[slot]) found.push_back({batch.rows + start, count, table[slot]});
+  }
+}
+
+// As many threads as have enough to do: a thread is worth the reading of some weights.
+int useful_threads(const std::vector<Segment>& segments, long element_bytes, int threads) {
+  constexpr long GRAIN = 64 * 1024, FEW_ROWS = 4;
+  long work = 0;
+  for (const Segment& segment : segments) {
+    long numbers = 0;
+    for (long i = 0; i < segment.operand->slices; i++) {
+      const Slice& slice = segment.operand->slice[i];
+      numbers += slice.rank * (segment.operand->depth + slice.width);
+    }
+    work += numbers * element_bytes * ((segment.count + FEW_ROWS - 1) / FEW_ROWS);
+  }
+  return int(std::max(1L, std::min<long>(threads, work / GRAIN)));
+}
+
+template <typename E>
+void run(E* out, long out_stride, const E* x, long x_stride, const Operand* const* table,
+         const Rows& batch, int threads) {
+  static thread_local std::vector<Segment> segments;
+  find_segments(segments, table, batch);
+  if (segments.empty()) return;
+  add_lora<E>({out, out_stride, x, x_stride, segments.data(), long(segments.size())},
+              useful_threads(segments, sizeof(E), threads));
+}
+
 }  // namespace
 
-extern "C" void lpx_add_lora_float(float* out, long out_stride, const float* x, long x_stride,
-                                   const Segment* segments, long count, int threads) {
-  add_lora<float>({out, out_stride, x, x_stride, segments, count}, threads);
-}
+#define LORAPLEX_ADD_LORA(E, NAME)                                                                  \
+  extern "C" void NAME(E* out, long out_stride, const E* x, long x_stride,                          \
+                       const Operand* const* table, const int64_t* rows, const int64_t* slots,      \
+                       const int64_t* starts, long capacity, int threads) {                         \
+    run<E>(out, out_stride, x, x_stride, table, {rows, slots, starts, capacity}, threads);          \
+  }
 
-extern "C" void lpx_add_lora_bf16(bf16* out, long out_stride, const bf16* x, long x_stride,
-                                  const Segment* segments, long count, int threads) {
-  add_lora<bf16>({out, out_stride, x, x_stride, segments, count}, threads);
-}
+LORAPLEX_ADD_LORA(float, lpx_add_lora_float)
+LORAPLEX_ADD_LORA(bf16, lpx_add_lora_bf16)
