@@ -29,6 +29,7 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_gated_silu_float": "pplli",
     "lpx_linear_bf16": "ppppllllli",
     "lpx_packed_rows_bf16": "pppllli",
+    "lpx_parallel_for": "lipp",
     "lpx_rms_norm_bf16": "pppfpii",
     "lpx_rms_norm_float": "pppfpii",
     "lpx_write_cache": "ppppppi",

@@ -1,8 +1,6 @@
 """How the native kernels are compiled, kept and refused."""
 
-import ctypes
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -71,9 +69,3 @@ def test_a_library_is_compiled_once(compiler: str, tmp_path: Path) -> None:
     assert build(TARGETS[-1], compiler, tmp_path) == first
     assert first.stat().st_mtime_ns == made
     assert os.listdir(tmp_path) == [first.name]
-
-
-def test_one_runtime_of_threads_serves_torch_and_the_kernels(native: ctypes.CDLL) -> None:
-    maps = Path("/proc/self/maps").read_text()
-
-    assert len(set(re.findall(r"/\S*lib(?:gomp|iomp|omp)\S*", maps))) == 1
