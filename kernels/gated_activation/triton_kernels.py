@@ -22,9 +22,8 @@ def gated_kernel(
     gates = gate_up + row * row_stride + column
     gate = tl.load(gates, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gates + width, mask=mask, other=0.0).to(tl.float32)
+    logit = gate
     if IS_GELU:  # (1 + tanh(a)) / 2 is the logistic function of 2 a
         logit = _GELU_SCALE * (gate + _GELU_CUBE * gate * gate * gate)
-    else:
-        logit = gate
     activated = (gate / (1.0 + tl.exp(-logit))).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + column, (activated * up).to(out.dtype.element_ty), mask=mask)

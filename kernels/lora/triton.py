@@ -27,10 +27,13 @@ _ELEMENTS = {
 
 def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:
     """As `naive.add_lora`, on the device of the table."""
+    add_cut(tiles_for(*x.shape, table.dtype), out, x, table, batch)
+
+
+def add_cut(tiles: LoRATiles, out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:
+    """`add_lora`, cut into programs as told."""
     if out.numel() == 0 or x.numel() == 0:
         return
-    in_features = x.shape[1]
-    tiles = tiles_for(out.shape[0], in_features, table.dtype)
     hidden = _scratch(tiles.parts, out)
     grid = (tiles.row_tiles(batch), tiles.rank_programs, tiles.parts)
     shrink_kernel[grid](
@@ -42,7 +45,7 @@ def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None
         batch.starts,
         batch.slots.shape[0],
         out.shape[0],
-        in_features,
+        x.shape[1],
         x.stride(0),
         x.stride(1),
         tiles.part_size,

@@ -59,9 +59,10 @@ class LoRATable:
         self.scalings[slot].copy_(torch.tensor(scalings))
         self._weights[slot] = weights
 
-    def _way_down(self, a: Tensor) -> Tensor:
+    @staticmethod
+    def _way_down(a: Tensor) -> Tensor:
         """[ranks, in], as it is read: along the inputs."""
-        return a.contiguous()
+        return _aligned(a)
 
     @staticmethod
     def _way_up(b: Tensor, start: int) -> Tensor:
@@ -69,12 +70,19 @@ class LoRATable:
         of ALIGNMENT at or before `start` up to the next one, with zeros beside the slice."""
         before = start % ALIGNMENT
         after = -(before + b.shape[0]) % ALIGNMENT
-        return functional.pad(b.t(), (before, after)).contiguous()
+        return _aligned(functional.pad(b.t(), (before, after)))
 
 
 class EmbeddingLoRATable(LoRATable):
     """The adapters of one embedding by slot, with A read along the ranks of one token."""
 
-    def _way_down(self, a: Tensor) -> Tensor:
+    @staticmethod
+    def _way_down(a: Tensor) -> Tensor:
         """[ranks, vocabulary] -> [vocabulary, ranks]"""
-        return a.t().contiguous()
+        return _aligned(a.t())
+
+
+def _aligned(weights: Tensor) -> Tensor:
+    """Contiguous, and from an address on from which 16 bytes are loaded at once."""
+    weights = weights.contiguous()
+    return weights if weights.data_ptr() % 16 == 0 else weights.clone()

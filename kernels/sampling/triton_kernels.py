@@ -9,7 +9,8 @@ _BEHIND_ALL = tl.constexpr(2**31 - 1)
 @triton.jit
 def _first_greatest(values, ids, mask):
     """The greatest value, NaN above all, and the least id that has it."""
-    values = tl.where(values != values, float("inf"), values)
+    is_nan = values != values  # noqa: PLR0124
+    values = tl.where(is_nan, float("inf"), values)
     greatest = tl.max(tl.where(mask, values, float("-inf")), axis=0)
     return greatest, tl.min(tl.where(mask & (values == greatest), ids, _BEHIND_ALL), axis=0)
 
