@@ -4,7 +4,7 @@ import msgspec
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-KERNELS = ("auto", "naive")
+KERNELS = ("auto", "naive", "triton")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,10 +74,29 @@ def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kern
     """The fastest implementations for a model's device and dtype.
 
     Args:
-        asked: `auto`, or `naive` for plain torch whatever the machine can do.
+        asked: `auto`; `naive` for plain torch whatever the machine can do; `triton`, which on a CPU
+            takes Triton's interpreter.
     """
-    if asked == "naive" or device.type != "cpu":
+    if asked == "naive" or device.type not in ("cpu", "cuda"):
         return NAIVE
+    if asked == "triton" or device.type == "cuda":
+        return _triton(device, dtype)
+    return _native(dtype)
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+    try:
+        from loraplex.kernels import triton_set  # noqa: PLC0415
+    except ImportError as reason:
+        logger.warning("no Triton, running on plain torch, which is slower: %s", reason)
+        return NAIVE
+    if not triton_set.runs_on(device) or dtype not in triton_set.DTYPES:
+        logger.warning("no Triton for %s on %s, running on plain torch", dtype, device)
+        return NAIVE
+    return triton_set.triton_kernels(device, dtype)
+
+
+def _native(dtype: torch.dtype) -> Kernels:
     if dtype not in (torch.float32, torch.bfloat16):
         logger.info("no native kernels for %s; running on plain torch", dtype)
         return NAIVE

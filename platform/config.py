@@ -99,8 +99,9 @@ class Settings(BaseSettings):
     max_adapter_slots: int = Field(16, ge=1, description="Most adapters on the device at once")
     seed: int = Field(0, description="Seed of requests that bring none")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")
-    kernels: Literal["auto", "naive"] = Field(
-        "auto", description="auto: the fastest that the machine has; naive: plain torch"
+    kernels: Literal["auto", "naive", "triton"] = Field(
+        "auto",
+        description="auto: the fastest that the machine has; naive: plain torch; triton: on a GPU",
     )
 
     @property

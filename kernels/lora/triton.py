@@ -27,7 +27,7 @@ _ELEMENTS = {
 
 def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:
     """As `naive.add_lora`, on the device of the table."""
-    add_cut(tiles_for(*x.shape, table.dtype), out, x, table, batch)
+    add_cut(tiles_for(x.shape[0], x.shape[1], table.dtype), out, x, table, batch)
 
 
 def add_cut(tiles: LoRATiles, out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+import triton
 
 from loraplex.kernels import dispatch
 from loraplex.kernels.dispatch import NAIVE, choose_kernels
@@ -18,7 +19,25 @@ def test_naive_kernels_are_given_to_who_asks_for_them(dtype: torch.dtype) -> Non
 
 
 def test_another_device_gets_the_naive_kernels() -> None:
-    assert choose_kernels("auto", torch.device("cuda"), torch.bfloat16) is NAIVE
+    assert choose_kernels("auto", torch.device("meta"), torch.bfloat16) is NAIVE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpu_gets_the_triton_kernels(dtype: torch.dtype) -> None:
+    assert choose_kernels("auto", torch.device("cuda"), dtype).name == "triton"
+
+
+def test_a_format_without_triton_kernels_gets_the_naive_ones() -> None:
+    assert choose_kernels("auto", torch.device("cuda"), torch.float64) is NAIVE
+
+
+@pytest.mark.parametrize(("interpret", "name"), [(True, "triton"), (False, "naive")])
+def test_a_cpu_gets_the_triton_kernels_only_to_interpret_them(
+    interpret: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", interpret)
+
+    assert choose_kernels("triton", CPU, torch.float32).name == name
 
 
 def test_a_format_without_native_kernels_gets_the_naive_ones() -> None:

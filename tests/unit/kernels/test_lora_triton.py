@@ -59,7 +59,7 @@ def assert_equals_naive(
     wide = [cast(weights, torch.float32) for weights in operands]
     naive.add_lora(want, x.float(), fill_table(naive.LoRATable(len(wide)), wide), batch)
 
-    tiles = tiles or tiles_for(*x.shape, x.dtype)
+    tiles = tiles or tiles_for(x.shape[0], x.shape[1], x.dtype)
     add_cut(tiles, out, x, table_of(operands, x.dtype), batch)
 
     base = batch.token_slots == -1

@@ -1,0 +1,40 @@
+"""The Triton kernels as one set. Imported only where it is used: Triton takes a second to load."""
+
+from functools import partial
+
+import torch
+import triton
+
+from loraplex.kernels.attention import triton as attention_triton
+from loraplex.kernels.dispatch import Kernels
+from loraplex.kernels.gated_activation import triton as gated_activation_triton
+from loraplex.kernels.kv_cache import naive as kv_cache_naive
+from loraplex.kernels.lora import triton as lora_triton
+from loraplex.kernels.lora.triton_table import EmbeddingLoRATable, LoRATable
+from loraplex.kernels.rms_norm import triton as rms_norm_triton
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton can: on a GPU, or in its interpreter on a CPU."""
+    return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
+
+
+def triton_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    return Kernels(
+        name="triton",
+        paged_attention=attention_triton.paged_attention,
+        write_cache=kv_cache_naive.write_cache,
+        copy_blocks=kv_cache_naive.copy_blocks,
+        lora_table=partial(LoRATable, device=device, dtype=dtype),
+        add_lora=lora_triton.add_lora,
+        embedding_lora_table=partial(EmbeddingLoRATable, device=device, dtype=dtype),
+        add_embedding_lora=lora_triton.add_embedding_lora,
+        rms_norm=rms_norm_triton.rms_norm,
+        rms_norm_rounding_first=rms_norm_triton.rms_norm_rounding_first,
+        gated_silu=gated_activation_triton.gated_silu,
+        gated_gelu_tanh=gated_activation_triton.gated_gelu_tanh,
+        empty=torch.empty,
+        packs_linears=False,
+    )
