@@ -1,0 +1,28 @@
+"""The groups of cases, each run in a process of its own, and the seconds that each may take."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+from gpu.case import Case, Fact, Machine
+
+
+@dataclass(frozen=True)
+class Group:
+    module: str  # whose function of the group's name makes its cases
+    seconds: float
+    needs: tuple[str, ...] = ()  # modules that may be missing where only kernels are checked
+
+
+GROUPS = {
+    "ceilings": Group("gpu.ceilings", 60),
+    "decode": Group("gpu.attention", 80),
+    "prefill": Group("gpu.attention", 60),
+    "lora": Group("gpu.lora", 110),
+}
+
+
+def make_cases(group: str, machine: Machine) -> Iterator[Case | Fact]:
+    """One by one, so that the memory of one is free before the next."""
+    made: Iterator[Case | Fact] = getattr(import_module(GROUPS[group].module), group)(machine)
+    return made

@@ -1,0 +1,49 @@
+"""The records as a table for people."""
+
+from collections.abc import Sequence
+from typing import Any
+
+HEADS = ("group", "case", "right", "error", "us", "copy", "matmul", "goal us", "met", "peers, us")
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one line for each timed or wrong case, and one for all others of a group."""
+    shown = [r for r in records if "seconds" in r or r.get("ok") is False]
+    lines = [_line(HEADS), _line(["---"] * len(HEADS)), *map(_row, shown)]
+    for group in dict.fromkeys(r["group"] for r in records):
+        others = [r for r in records if r["group"] == group and r not in shown and "ok" in r]
+        if others:
+            worst = max(float(r.get("error", 0)) for r in others)
+            text = f"{len(others)} more, all right; largest error {worst:.1e}"
+            lines.append(_line([group, text, *[""] * (len(HEADS) - 2)]))
+    return "\n".join(lines)
+
+
+def _row(record: dict[str, Any]) -> str:
+    peers = record.get("peers", {})
+    return _line(
+        [
+            record["group"],
+            record["case"] + (f": {record['why']}" if "why" in record else ""),
+            "yes" if record["ok"] else "NO",
+            f"{record['error']:.1e}" if "error" in record else "",
+            _us(record.get("seconds")),
+            _percent(record.get("copy_share")),
+            _percent(record.get("matmul_share")),
+            _us(record.get("goal")),
+            {True: "yes", False: "no"}.get(record.get("met"), ""),  # type: ignore[call-overload]
+            "; ".join(f"{name} {_us(seconds)}" for name, seconds in peers.items()),
+        ]
+    )
+
+
+def _us(seconds: object) -> str:
+    return f"{seconds * 1e6:.1f}" if isinstance(seconds, float) else str(seconds or "")
+
+
+def _percent(share: object) -> str:
+    return f"{share:.0%}" if isinstance(share, float) else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,92 @@
+"""Checks and times everything that runs on a GPU: one command, ten minutes at most.
+
+    python benchmarks/gpu_check.py [--json FILE] [--only GROUP …] [--budget SECONDS]
+    python benchmarks/gpu_check.py --interpret      the whole path on tiny shapes, without a GPU
+
+Run from a checkout; nothing of it needs to be installed. Kernels need PyTorch and Triton alone; the
+group `engine` needs what the engine imports, and says what is missing. Exit status 1 where a result is
+wrong; a goal that is missed is reported, and fails nothing.
+"""
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "tests")]
+
+from gpu.groups import GROUPS  # noqa: E402
+from gpu.record import Records  # noqa: E402
+from gpu.table import table  # noqa: E402
+
+GRACE = 30  # seconds that a group may take to end after its deadline
+
+
+def main() -> int:
+    options = _options()
+    if options.child:
+        return _child(options)
+    records = Records(options.json)
+    records.write({"interpreted": options.interpret, "records": []})
+    start = time.monotonic()
+    for name in dict.fromkeys(["ceilings", *options.only]):
+        left = options.budget - (time.monotonic() - start)
+        _run(name, min(GROUPS[name].seconds, left), records, options)
+    found = records.all()
+    print(table(found))
+    wrong = [r for r in found if r.get("ok") is False]
+    missed = [r for r in found if r.get("met") is False]
+    took = time.monotonic() - start
+    print(
+        f"\n{len(found)} records in {took:.0f} s, {len(wrong)} wrong, {len(missed)} goals missed; "
+        f"{options.json}"
+    )
+    return int(bool(wrong))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, default=Path("gpu_check.json"))
+    parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="GROUP", default=list(GROUPS))
+    parser.add_argument("--budget", type=float, default=560, help="seconds for everything")
+    parser.add_argument("--interpret", action="store_true")
+    parser.add_argument("--child", choices=GROUPS, help=argparse.SUPPRESS)
+    parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _run(group: str, seconds: float, records: Records, options: argparse.Namespace) -> None:
+    """In a process of its own, whose end is waited for only so long."""
+    missing = [name for name in GROUPS[group].needs if importlib.util.find_spec(name) is None]
+    if missing:
+        records.add(group, "not run", why=f"not installed: {', '.join(missing)}")
+        return
+    if seconds <= 0:
+        records.add(group, "not run", ok=False, why="the budget is spent")
+        return
+    command = [sys.executable, __file__, "--child", group, "--json", options.json]
+    command += ["--deadline", str(seconds), *(["--interpret"] if options.interpret else [])]
+    try:
+        status = subprocess.run(command, timeout=seconds + GRACE, check=False).returncode
+    except subprocess.TimeoutExpired:
+        status = f"more than {seconds + GRACE:.0f} s"
+    if status != 0:
+        records.add(group, "ended early", ok=False, why=f"the process ended with {status}")
+
+
+def _child(options: argparse.Namespace) -> int:
+    if options.interpret:
+        import support.triton_interpreter  # noqa: F401, PLC0415 - before anything imports Triton
+    from gpu.child import run  # noqa: PLC0415
+
+    run(options.child, Records(options.json), options.interpret, options.deadline)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
