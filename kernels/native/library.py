@@ -1,11 +1,16 @@
 """The native kernels as a loaded library: plain C functions on addresses and sizes."""
 
+import contextlib
 import ctypes
 import functools
 import tempfile
+from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from loraplex.kernels.native.build import (
     NativeUnavailable,
@@ -23,6 +28,8 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_attention_bf16": "pppppppppffi",
     "lpx_attention_float": "pppppppppffi",
     "lpx_copy_blocks": "ppplll",
+    "lpx_draw_bf16": "pllppppppppli",
+    "lpx_draw_float": "pllppppppppli",
     "lpx_gated_gelu_tanh_bf16": "pplli",
     "lpx_gated_gelu_tanh_float": "pplli",
     "lpx_gated_silu_bf16": "pplli",
@@ -32,6 +39,8 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_parallel_for": "lipp",
     "lpx_rms_norm_bf16": "pppfpii",
     "lpx_rms_norm_float": "pppfpii",
+    "lpx_rotate_bf16": "ppppppi",
+    "lpx_rotate_float": "ppppppi",
     "lpx_write_cache": "ppppppi",
 }
 
@@ -62,6 +71,41 @@ def load(target: Target, folder: Path) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise NativeUnavailable(f"cannot load {path}: {error}") from error
     return library
+
+
+Argument: TypeAlias = (
+    "Tensor | array[int] | int | float | None"  # of the first two: the address is passed
+)
+Listener: TypeAlias = Callable[[str, tuple[Argument, ...]], None]
+_listeners: list[Listener] = []
+
+
+def launch(name: str, *arguments: Argument) -> None:
+    """Calls a function of the library; every native operation goes through here.
+
+    Arguments are as in its signature. A tensor is passed as its address, so that strides are the
+    caller's matter; an array likewise; None is the null pointer.
+    """
+    getattr(native(), name)(*map(address, arguments))
+    for listener in _listeners:
+        listener(name, arguments)
+
+
+def address(argument: Argument) -> int | float | None:
+    """What the library is given for an argument."""
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    return argument.buffer_info()[0] if isinstance(argument, array) else argument
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tells a listener of every launch, after it, until the block ends."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def num_threads(work: int, grain: int) -> int:
