@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention.spans import QuerySpans
-from loraplex.kernels.native.library import native, num_threads
+from loraplex.kernels.native.library import launch, num_threads
 
 _GRAIN = 64 * 1024  # bytes of keys and values worth a thread
 
@@ -52,21 +52,18 @@ def paged_attention(
     )
     longest = spans.max_seq_len if window is None else min(spans.max_seq_len, window)
     token_bytes = kv_heads * (key_dim + value_dim) * key_cache.element_size()
-    kernel = (
-        native().lpx_attention_float
-        if query.dtype == torch.float32
-        else native().lpx_attention_bf16
-    )
-    kernel(
-        query.data_ptr(),
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        out.data_ptr(),
-        tables.data_ptr(),
-        spans.query_start.data_ptr(),
-        spans.seq_lens.data_ptr(),
-        None if sink_logits is None else sink_logits.data_ptr(),
-        sizes.buffer_info()[0],
+    kernel = "lpx_attention_float" if query.dtype == torch.float32 else "lpx_attention_bf16"
+    launch(
+        kernel,
+        query,
+        key_cache,
+        value_cache,
+        out,
+        tables,
+        spans.query_start,
+        spans.seq_lens,
+        sink_logits,
+        sizes,
         scaling,
         softcap or 0.0,
         num_threads(spans.num_sequences * longest * token_bytes, _GRAIN),

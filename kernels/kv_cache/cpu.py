@@ -4,7 +4,7 @@ from array import array
 
 from torch import Tensor
 
-from loraplex.kernels.native.library import native, num_threads
+from loraplex.kernels.native.library import launch, num_threads
 
 _GRAIN = 256 * 1024  # bytes worth a thread
 
@@ -30,13 +30,14 @@ def write_cache(
             *(stride * value_size for stride in value_cache.stride()[:3]),
         ),
     )
-    native().lpx_write_cache(
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-        slots.data_ptr(),
-        sizes.buffer_info()[0],
+    launch(
+        "lpx_write_cache",
+        key_cache,
+        value_cache,
+        keys,
+        values,
+        slots,
+        sizes,
         num_threads(num_tokens * heads * keys.shape[2] * key_size, _GRAIN),
     )
 
@@ -44,10 +45,11 @@ def write_cache(
 def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:
     """As `naive.copy_blocks`, of a storage whose blocks are each contiguous."""
     size = storage.element_size()
-    native().lpx_copy_blocks(
-        storage.data_ptr(),
-        sources.data_ptr(),
-        targets.data_ptr(),
+    launch(
+        "lpx_copy_blocks",
+        storage,
+        sources,
+        targets,
         len(sources),
         storage.stride(0) * size,
         storage[0].numel() * size,

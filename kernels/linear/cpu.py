@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.native.huge_pages import HugePages
-from loraplex.kernels.native.library import native, num_threads
+from loraplex.kernels.native.library import launch, num_threads
 from loraplex.kernels.native.panels import pack_panels, unpack_panels
 
 _GRAIN = 64 * 1024  # bytes of weights worth a thread
@@ -33,10 +33,11 @@ class PackedWeight:
         ids = ids.contiguous()
         steps, columns = self.panels.shape[1], self.shape[1]
         out = torch.empty(*ids.shape, columns, dtype=torch.bfloat16)
-        native().lpx_packed_rows_bf16(
-            self.panels.data_ptr(),
-            ids.data_ptr(),
-            out.data_ptr(),
+        launch(
+            "lpx_packed_rows_bf16",
+            self.panels,
+            ids,
+            out,
             ids.numel(),
             steps * 2,
             columns,
@@ -55,11 +56,12 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tenso
     elif rows.stride(1) != 1:
         rows = rows.contiguous()
     out = torch.empty(*x.shape[:-1], num_columns, dtype=torch.bfloat16)
-    native().lpx_linear_bf16(
-        rows.data_ptr(),
-        weight.panels.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
+    launch(
+        "lpx_linear_bf16",
+        rows,
+        weight.panels,
+        bias,
+        out,
         rows.shape[0],
         num_columns,
         padded,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand
-from loraplex.kernels.native.library import native
+from loraplex.kernels.native.library import launch
 from loraplex.kernels.native.panels import pack_panels
 
 
@@ -61,18 +61,17 @@ def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None
     x = x.to(out.dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
-    kernel = (
-        native().lpx_add_lora_float if out.dtype == torch.float32 else native().lpx_add_lora_bf16
-    )
-    kernel(
-        out.data_ptr(),
+    kernel = "lpx_add_lora_float" if out.dtype == torch.float32 else "lpx_add_lora_bf16"
+    launch(
+        kernel,
+        out,
         out.stride(0),
-        x.data_ptr(),
+        x,
         x.stride(0),
-        table.addresses.data_ptr(),
-        batch.rows.data_ptr(),
-        batch.slots.data_ptr(),
-        batch.starts.data_ptr(),
+        table.addresses,
+        batch.rows,
+        batch.slots,
+        batch.starts,
         batch.slots.shape[0],
         torch.get_num_threads(),
     )

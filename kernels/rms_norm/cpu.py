@@ -5,7 +5,7 @@ from array import array
 import torch
 from torch import Tensor
 
-from loraplex.kernels.native.library import native, num_threads
+from loraplex.kernels.native.library import launch, num_threads
 
 _GRAIN = 64 * 1024  # numbers worth a thread
 
@@ -27,13 +27,14 @@ def _run(x: Tensor, weight: Tensor, eps: float, *, round_first: bool) -> Tensor:
         rows = _three_dimensional(rows)
     outer, inner, columns = rows.shape
     sizes = array("q", (outer, inner, columns, rows.stride(0), rows.stride(1)))
-    kernel = native().lpx_rms_norm_float if x.dtype == torch.float32 else native().lpx_rms_norm_bf16
-    kernel(
-        rows.data_ptr(),
-        weight.data_ptr(),
-        out.data_ptr(),
+    kernel = "lpx_rms_norm_float" if x.dtype == torch.float32 else "lpx_rms_norm_bf16"
+    launch(
+        kernel,
+        rows,
+        weight,
+        out,
         eps,
-        sizes.buffer_info()[0],
+        sizes,
         round_first,
         num_threads(out.numel(), _GRAIN),
     )
