@@ -72,6 +72,7 @@ class LoRAManager:
         store: the folder where copies are kept; other engines may use it too.
         base_names: names of the served base model; an adapter trained on another is refused.
         host_bytes: how much host memory loaded adapters may take.
+        device_bytes: how much device memory resident ones may take; None: whatever they take.
     """
 
     def __init__(
@@ -80,11 +81,12 @@ class LoRAManager:
         store: Path,
         base_names: Iterable[str],
         host_bytes: int = DEFAULT_HOST_BYTES,
+        device_bytes: int | None = None,
     ) -> None:
         self._sites = sites
         self._store = AdapterStore(store)
         self._base_names = {_last_part(name) for name in base_names} - {""}
-        self._pool = AdapterPool(sites.num_slots)
+        self._pool = AdapterPool(sites.num_slots, device_bytes)
         self._cache = HostCache(host_bytes)
         self._loader = AdapterLoader(self._cache)
         self._entries: dict[AdapterRef, _Entry] = {}
@@ -110,6 +112,7 @@ class LoRAManager:
             with self._store.stage(path, self._max_file_bytes()) as staged:
                 mismatch = self._judge_base(staged.manifest, allow_base_mismatch)
                 weights = self._read(staged)
+                self._judge_size(weights.num_bytes)
                 stored = self._store.publish(staged)
         except OSError as error:
             raise AdapterUnavailable("the adapter store cannot be used") from error
@@ -166,19 +169,22 @@ class LoRAManager:
         """Takes one reference on an adapter's slot, which does not move until all are released.
 
         Returns:
-            The slot; None where every slot is in use, or `prepare` has not become true.
+            The slot; None where too many slots or bytes are in use, or `prepare` has not become
+            true.
 
         Raises:
             AdapterNotFound: it is not registered.
         """
-        self._entry(ref)
+        num_bytes = self._entry(ref).info.num_bytes
         resident = ref.digest in self._pool
         weights = None if resident else self._cache.get(ref.digest)
         if not resident and weights is None:
             return None
-        slot = self._pool.acquire(ref.digest)
+        slot = self._pool.acquire(ref.digest, num_bytes)
         if slot is None:
             return None
+        for vacated in self._pool.take_vacated():
+            self._sites.clear(vacated)
         if weights is not None:
             self._sites.set(slot, weights)
         self._references[ref] = self._references.get(ref, 0) + 1
@@ -245,6 +251,16 @@ class LoRAManager:
                 numbers += module.in_features * module.out_features  # PEFT's copy of the base
             total += numbers * _LARGEST_ITEM
         return total
+
+    def _judge_size(self, num_bytes: int) -> None:
+        limit = self._pool.max_bytes
+        if limit is not None and num_bytes > limit:
+            raise AdapterRejected(
+                [
+                    f"the adapter takes {num_bytes:,} bytes, but this server has {limit:,} for all "
+                    "adapters in use (--adapter-memory)"
+                ]
+            )
 
     def _judge_base(self, manifest: AdapterManifest, allow_mismatch: bool) -> bool:
         """Whether the adapter was trained on a base of another name, which must be allowed."""

@@ -1,4 +1,4 @@
-"""AdapterPool: a fixed number of device slots, shared by more adapters than there are slots."""
+"""AdapterPool: a number of device slots and of bytes, shared by more adapters than fit."""
 
 from collections import OrderedDict
 
@@ -7,14 +7,22 @@ class AdapterPool:
     """Who sits in which slot. A slot in use never moves; idle adapters leave in LRU order.
 
     Keys are content digests, so one content takes one slot, however many names it has. The pool
-    keeps the books only: the caller fills a slot when `acquire` gives one to a new key.
+    keeps the books only: the caller fills a slot when `acquire` gives one to a new key, and empties
+    those that `take_vacated` names.
+
+    Args:
+        num_slots: adapters that can be resident at once.
+        max_bytes: what they may take together; None: whatever they take.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, max_bytes: int | None = None) -> None:
         self.num_slots = num_slots
+        self.max_bytes = max_bytes
         self.num_evictions = 0
         self._free = list(range(num_slots - 1, -1, -1))
+        self._vacated: set[int] = set()  # free slots whose content is still there
         self._slots: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
         self._references: dict[str, int] = {}  # keys in use
         self._idle: OrderedDict[str, None] = OrderedDict()  # least recently used first
 
@@ -28,23 +36,43 @@ class AdapterPool:
     def num_references(self) -> int:
         return sum(self._references.values())
 
-    def can_acquire(self, key: str) -> bool:
-        return key in self._slots or bool(self._free) or bool(self._idle)
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._bytes.values())
 
-    def acquire(self, key: str) -> int | None:
+    def can_acquire(self, key: str, num_bytes: int = 0) -> bool:
+        if key in self._slots:
+            return True
+        held = sum(self._bytes[other] for other in self._references)
+        return bool(self._free or self._idle) and self._fit(held + num_bytes)
+
+    def acquire(self, key: str, num_bytes: int = 0) -> int | None:
         """Takes one reference on a key's slot.
 
+        Args:
+            num_bytes: what the key takes on the device.
+
         Returns:
-            The slot, or None where every slot is in use by another key. A key that was not in the
-            pool before gets a free slot, else that of the least recently used idle key.
+            The slot, or None where too many slots or bytes are in use by other keys. A key that was
+            not in the pool before gets a free slot; the least recently used idle keys leave until
+            there is one and its bytes fit.
         """
-        if not self.can_acquire(key):
+        if not self.can_acquire(key, num_bytes):
             return None
         if key not in self._slots:
-            self._slots[key] = self._free.pop() if self._free else self._evict()
+            while not self._free or not self._fit(self.num_bytes + num_bytes):
+                self._evict()
+            self._slots[key] = self._free.pop()
+            self._bytes[key] = num_bytes
+            self._vacated.discard(self._slots[key])
         self._idle.pop(key, None)
         self._references[key] = self._references.get(key, 0) + 1
         return self._slots[key]
+
+    def take_vacated(self) -> list[int]:
+        """Free slots whose content had to leave, and is to be removed from the device; each once."""
+        vacated, self._vacated = sorted(self._vacated), set()
+        return vacated
 
     def release(self, key: str) -> None:
         """Gives one reference back. The key stays resident until its slot is needed.
@@ -68,14 +96,20 @@ class AdapterPool:
         if key not in self._slots:
             return None
         del self._idle[key]
+        del self._bytes[key]
         slot = self._slots.pop(key)
         self._free.append(slot)
         return slot
 
-    def _evict(self) -> int:
+    def _evict(self) -> None:
         key, _ = self._idle.popitem(last=False)
         self.num_evictions += 1
-        return self._slots.pop(key)
+        del self._bytes[key]
+        self._free.append(self._slots.pop(key))
+        self._vacated.add(self._free[-1])
+
+    def _fit(self, num_bytes: int) -> bool:
+        return self.max_bytes is None or num_bytes <= self.max_bytes
 
     def check_integrity(self) -> None:
         """Proves that every slot is free or held once, and every key in use or idle.
@@ -90,5 +124,7 @@ class AdapterPool:
             raise RuntimeError("an adapter is both in use and idle")
         if self._references.keys() | self._idle.keys() != self._slots.keys():
             raise RuntimeError("an adapter in a slot is neither in use nor idle")
+        if self._bytes.keys() != self._slots.keys() or not self._fit(self.num_bytes):
+            raise RuntimeError("the bytes of resident adapters are wrong, or too many")
         if any(count < 1 for count in self._references.values()):
             raise RuntimeError("an adapter in use has no reference")

@@ -64,6 +64,15 @@ class TargetCatalogue:
         embeddings = [m for m in self.modules.values() if m.kind is TargetKind.EMBEDDING]
         return embeddings[0].in_features if embeddings else 0
 
+    @property
+    def linear_numbers_per_rank(self) -> int:
+        """Numbers of A and B for each rank of an adapter on every linear but lm_head."""
+        return sum(
+            module.in_features + module.out_features
+            for module in self.modules.values()
+            if module.kind is TargetKind.LINEAR
+        )
+
     def resolve(self, manifest: AdapterManifest) -> dict[str, AdapterTarget]:
         """The modules that `manifest` adapts, by name, under PEFT's rules.
 

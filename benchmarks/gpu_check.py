@@ -4,8 +4,8 @@
     python benchmarks/gpu_check.py --interpret      the whole path on tiny shapes, without a GPU
 
 Run from a checkout; nothing of it needs to be installed. Kernels need PyTorch and Triton alone; the
-group `engine` needs what the engine imports, and says what is missing. Exit status 1 where a result is
-wrong; a goal that is missed is reported, and fails nothing.
+group `engine` needs what the engine imports, and says what is missing. Exit status 1 where a result
+is wrong; a goal that is missed is reported, and fails nothing.
 """
 
 import argparse

@@ -24,10 +24,10 @@ class AdapterSlots(Protocol):
 
 @dataclass(frozen=True)
 class _Drain:
-    """Two contents' digests: `leaving` takes no new sequences until `waiting` has a slot."""
+    """Contents' digests: those `leaving` take no new sequences until `waiting` has a slot."""
 
     waiting: str
-    leaving: str
+    leaving: frozenset[str]
 
 
 class AdapterGate:
@@ -35,8 +35,9 @@ class AdapterGate:
 
     Adapters in slots are served first, since that costs nothing. But once a loaded adapter has
     waited `max_wait` seconds for a slot, the resident adapter with the fewest running sequences
-    takes no new ones until its slot is free. So a wait ends after `max_wait` and the longest
-    running sequence.
+    takes no new ones until its slot is free, and what is freed goes to nobody else. Where that does
+    not free memory enough, the next one is drained. So a wait ends after `max_wait` and the longest
+    running sequence of each adapter that must leave.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AdapterGate:
             return True
         if not self._slots.prepare(ref):
             return False
-        if self._draining is not None and self._draining.leaving == ref.digest:
+        if self._draining is not None and self._is_barred(ref.digest, self._draining, running):
             return False
         slot = self._slots.acquire(ref)
         if slot is None:
@@ -86,10 +87,23 @@ class AdapterGate:
         if self._draining is not None and self._draining.waiting not in wanted:
             self._draining = None
 
+    def _is_barred(self, digest: str, drain: _Drain, running: Iterable[Sequence]) -> bool:
+        """Whether a drain keeps out an adapter: one that is to leave, or one that is not in use."""
+        if digest == drain.waiting:
+            return False
+        return digest in drain.leaving or digest not in _users(running)
+
     def _note_wait(self, digest: str, running: Iterable[Sequence]) -> None:
         since = self._waiting_since.setdefault(digest, self._clock())
-        users = Counter(s.adapter.digest for s in running if s.adapter is not None)
-        if self._draining is not None and self._draining.leaving in users:
+        users = _users(running)
+        drain = self._draining or _Drain(digest, frozenset())
+        if drain.leaving & users.keys():
             return
         if users and self._clock() - since >= self._max_wait:
-            self._draining = _Drain(digest, min(users, key=lambda user: users[user]))
+            next_to_leave = min(users, key=lambda user: users[user])
+            self._draining = _Drain(drain.waiting, drain.leaving | {next_to_leave})
+
+
+def _users(running: Iterable[Sequence]) -> Counter[str]:
+    """How many sequences run on each content."""
+    return Counter(s.adapter.digest for s in running if s.adapter is not None)

@@ -1,14 +1,28 @@
 """AdapterSlots without weights: real slots, and loads that take a number of looks."""
 
+from collections.abc import Mapping
+
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.adapters.pool import AdapterPool
 
 
 class NamedSlots:
-    """Knows which content sits in which slot; a content is loaded after `delay` questions."""
+    """Knows which content sits in which slot; a content is loaded after `delay` questions.
 
-    def __init__(self, num_slots: int = 2, delay: int = 0) -> None:
-        self.pool = AdapterPool(num_slots)
+    Args:
+        sizes: bytes of each content; 0 where it is not there.
+        max_bytes: of all that are resident.
+    """
+
+    def __init__(
+        self,
+        num_slots: int = 2,
+        delay: int = 0,
+        sizes: Mapping[str, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.pool = AdapterPool(num_slots, max_bytes)
+        self._sizes = sizes or {}
         self.content: dict[int, str] = {}  # slot -> digest
         self._delay = delay
         self._asked: dict[str, int] = {}
@@ -18,7 +32,7 @@ class NamedSlots:
         return self._asked[ref.digest] > self._delay
 
     def acquire(self, ref: AdapterRef) -> int | None:
-        slot = self.pool.acquire(ref.digest)
+        slot = self.pool.acquire(ref.digest, self._sizes.get(ref.adapter_id, 0))
         if slot is not None:
             self.content[slot] = ref.digest
         return slot

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from loraplex.adapters.pool import AdapterPool
 
 KEYS = "abcde"
+BYTES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8}
 
 
 def test_a_free_slot_is_used_before_an_idle_one() -> None:
@@ -34,6 +35,39 @@ def test_there_is_no_slot_while_all_are_in_use() -> None:
     assert not pool.can_acquire("b")
 
 
+def test_idle_keys_leave_until_the_bytes_fit() -> None:
+    pool = AdapterPool(4, max_bytes=10)
+    for key in ("a", "b", "c"):
+        pool.acquire(key, 3)
+        pool.release(key)
+
+    slot = pool.acquire("large", 7)
+
+    assert ("a" in pool, "b" in pool, "c" in pool, pool.num_bytes) == (False, False, True, 10)
+    assert slot not in pool.take_vacated()
+
+
+def test_slots_that_had_to_be_emptied_are_named_once() -> None:
+    pool = AdapterPool(2, max_bytes=10)
+    slots = {pool.acquire("a", 5), pool.acquire("b", 5)}
+    pool.release("a")
+    pool.release("b")
+    taken = pool.acquire("large", 10)
+
+    assert {taken, *pool.take_vacated()} == slots
+    assert pool.take_vacated() == []
+
+
+def test_what_does_not_fit_beside_keys_in_use_throws_nobody_out() -> None:
+    pool = AdapterPool(3, max_bytes=10)
+    pool.acquire("used", 6)
+    pool.acquire("idle", 2)
+    pool.release("idle")
+
+    assert pool.acquire("large", 5) is None
+    assert "idle" in pool
+
+
 def test_a_key_in_use_cannot_be_discarded() -> None:
     pool = AdapterPool(1)
     pool.acquire("a")
@@ -51,14 +85,14 @@ class Slots(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = AdapterPool(3)
+        self.pool = AdapterPool(3, max_bytes=10)
         self.held: dict[str, list[int]] = {}  # key -> the slot that each holder was given
 
     @rule(key=st.sampled_from(KEYS))
     def acquire(self, key: str) -> None:
-        slot = self.pool.acquire(key)
+        slot = self.pool.acquire(key, BYTES[key])
         if slot is None:
-            assert len(self.held) == 3
+            assert len(self.held) == 3 or BYTES[key] + sum(map(BYTES.get, self.held)) > 10
             assert key not in self.held
             return
         self.held.setdefault(key, []).append(slot)

@@ -1,5 +1,7 @@
 """Slots go to those who have one, and within a bound to those who wait for one."""
 
+from typing import Any
+
 import pytest
 from support.adapter_slots import NamedSlots
 from support.kv import adapter_ref, sequence_of
@@ -28,9 +30,9 @@ def user_of(adapter: str | None) -> Sequence:
 class Entrance:
     """A gate with its slots, its clock and the sequences that passed it."""
 
-    def __init__(self, num_slots: int = 1, delay: int = 0) -> None:
+    def __init__(self, num_slots: int = 1, **slots: Any) -> None:
         self.clock = Clock()
-        self.slots = NamedSlots(num_slots, delay)
+        self.slots = NamedSlots(num_slots, **slots)
         self.gate = AdapterGate(self.slots, MAX_WAIT, self.clock)
         self.running: list[Sequence] = []
 
@@ -176,18 +178,30 @@ def test_the_least_used_adapter_is_drained() -> None:
     assert entrance.open("busy") is not None
 
 
-def test_a_drain_whose_slot_was_snatched_is_begun_anew() -> None:
+def test_nobody_snatches_what_was_drained_for_another() -> None:
     entrance = Entrance()
     user = entrance.open("hot")
     entrance.open("cold")
     entrance.clock.now = MAX_WAIT
     entrance.open("cold")
     entrance.close(user)
-    assert entrance.open("snatcher") is not None
-
-    entrance.open("cold")
 
     assert entrance.open("snatcher") is None
+    assert entrance.open("cold") is not None
+
+
+def test_as_many_are_drained_as_a_large_adapter_needs() -> None:
+    entrance = Entrance(num_slots=3, sizes={"a": 4, "b": 4, "large": 7}, max_bytes=10)
+    users = [entrance.open("a"), entrance.open("b")]
+    entrance.open("large")
+    entrance.clock.now = MAX_WAIT
+    entrance.open("large")
+    entrance.close(users[0])
+    halfway = [entrance.open("large"), entrance.open("a")]
+    entrance.close(users[1])
+
+    assert halfway == [None, None]
+    assert entrance.open("large") is not None
 
 
 def test_a_slot_is_drained_of_everyone_who_uses_its_content() -> None:
