@@ -25,18 +25,23 @@ _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctyp
 _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a float
     "lpx_add_lora_bf16": "plplppppli",
     "lpx_add_lora_float": "plplppppli",
+    **{f"lpx_arithmetic_{formats}": "ppppii" for formats in ("fff", "fbf", "bff", "bfb", "bbb")},
     "lpx_attention_bf16": "pppppppppffi",
     "lpx_attention_float": "pppppppppffi",
+    **{f"lpx_convert_{formats}": "pppi" for formats in ("fb", "bf", "lf")},
     "lpx_copy_blocks": "ppplll",
+    "lpx_copy_strided": "pppii",
     "lpx_draw_bf16": "pllpppppppli",
     "lpx_draw_float": "pllpppppppli",
     "lpx_gated_gelu_tanh_bf16": "pplli",
     "lpx_gated_gelu_tanh_float": "pplli",
     "lpx_gated_silu_bf16": "pplli",
     "lpx_gated_silu_float": "pplli",
+    "lpx_gather_rows": "pppllli",
     "lpx_linear_bf16": "ppppllllli",
     "lpx_packed_rows_bf16": "pppllli",
     "lpx_parallel_for": "lipp",
+    "lpx_play": "pl",
     "lpx_rms_norm_bf16": "pppfpii",
     "lpx_rms_norm_float": "pppfpii",
     "lpx_rotate_bf16": "ppppppi",
@@ -89,6 +94,11 @@ def launch(name: str, *arguments: Argument) -> None:
     getattr(native(), name)(*map(address, arguments))
     for listener in _listeners:
         listener(name, arguments)
+
+
+def signature(name: str) -> str:
+    """A letter for each argument: p for a pointer, l for a long, i for an int, f for a float."""
+    return _SIGNATURES[name]
 
 
 def address(argument: Argument) -> int | float | None:
