@@ -10,21 +10,32 @@ from loraplex.kernels.attention.spans import QuerySpans
 
 MIN_DIM = 16  # of any side of a matrix product on tensor cores
 
-# (head dim, bytes of a number) up to which a line holds ->
-# most rows of a tile; keys of a tile of few rows; keys of one of many.
-_SIZES = {
-    (64, 2): (128, 128, 64),
-    (128, 2): (128, 64, 64),
-    (256, 2): (64, 32, 32),
-    (64, 4): (32, 32, 32),
-    (128, 4): (32, 32, 32),
-    (256, 4): (16, 16, 16),
-}
-_FEW_ROWS = 32
-_PROGRAMS_PER_PROCESSOR = 8  # evens out that sequences differ in length
+_FEW_ROWS = 32  # tiles of no more wait for memory, those of more compute
 _SPLIT_KEYS = 128  # so many are worth a program of their own
 _MAX_SPLITS = 64
 _PROCESSORS_OF_H100 = 132  # taken where no GPU is: to interpret, or to compile ahead for one
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """How a program goes through its keys."""
+
+    keys: int
+    warps: int
+    stages: int
+    programs: int  # per processor, up to which keys are split
+
+
+# (head dim, bytes of a number) up to which a line holds: most rows of a tile, then how few rows and
+# how that many are computed. Nothing spills, and any GPU from sm_80 on has the shared memory.
+_SIZES = {
+    (64, 2): (128, _Loop(128, 4, 3, 8), _Loop(64, 8, 2, 4)),
+    (128, 2): (64, _Loop(64, 4, 3, 8), _Loop(64, 4, 3, 4)),
+    (256, 2): (64, _Loop(32, 4, 3, 8), _Loop(32, 8, 2, 4)),
+    (64, 4): (32, _Loop(32, 4, 2, 8), _Loop(32, 4, 2, 8)),
+    (128, 4): (16, _Loop(16, 4, 3, 8), _Loop(16, 4, 3, 8)),
+    (256, 4): (16, _Loop(16, 4, 2, 8), _Loop(16, 4, 2, 8)),
+}
 
 
 @dataclass(frozen=True)
@@ -72,23 +83,20 @@ def choose_tiling(
     kv_heads = key_cache.shape[1]
     group = num_heads // kv_heads
     widest = max(key_dim, value_cache.shape[-1])
-    max_rows, keys_of_few, keys_of_many = _sizes(widest, key_cache.element_size())
+    max_rows, few, many = _sizes(widest, key_cache.element_size())
     heads = min(group, max_rows)
-    rows = min(power_of_two(heads * spans.max_query_len), max_rows)
-    keys = keys_of_few if rows <= _FEW_ROWS else keys_of_many
+    wanted = power_of_two(heads * spans.max_query_len)
+    rows, loop = (wanted, few) if wanted <= min(_FEW_ROWS, max_rows) else (max_rows, many)
     tiling = Tiling(
-        rows,
-        heads,
-        keys,
-        warps=8 if rows > 64 else 4,
-        stages=3 if rows <= _FEW_ROWS else 2,
-        min_tiles=_SPLIT_KEYS // keys,
+        rows, heads, loop.keys, loop.warps, loop.stages, min_tiles=_SPLIT_KEYS // loop.keys
     )
     programs = tiling.num_tiles(num_tokens, spans) * kv_heads * tiling.parts(group)
     keys_of_tile = spans.max_seq_len
     if window is not None:
         keys_of_tile = min(keys_of_tile, window + spans.max_query_len)
-    return replace(tiling, splits=_splits(programs, keys_of_tile, query.device))
+    room = loop.programs * _num_processors(query.device) // max(programs, 1)
+    splits = min(room, -(-keys_of_tile // _SPLIT_KEYS), _MAX_SPLITS)
+    return replace(tiling, splits=max(splits, 1))
 
 
 def power_of_two(dim: int) -> int:
@@ -96,17 +104,11 @@ def power_of_two(dim: int) -> int:
     return max(MIN_DIM, 1 << (dim - 1).bit_length())
 
 
-def _sizes(head_dim: int, itemsize: int) -> tuple[int, int, int]:
+def _sizes(head_dim: int, itemsize: int) -> tuple[int, _Loop, _Loop]:
     for (dim, size), sizes in _SIZES.items():
         if head_dim <= dim and itemsize <= size:
             return sizes
     raise ValueError(f"heads of {head_dim} numbers of {itemsize} bytes are too wide")
-
-
-def _splits(programs: int, keys_of_tile: int, device: torch.device) -> int:
-    """As many as keep all processors busy, and no more than have keys enough."""
-    wanted = -(-_PROGRAMS_PER_PROCESSOR * _num_processors(device) // max(programs, 1))
-    return max(1, min(wanted, -(-keys_of_tile // _SPLIT_KEYS), _MAX_SPLITS))
 
 
 @functools.cache

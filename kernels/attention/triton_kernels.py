@@ -12,7 +12,7 @@ import triton.language as tl
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "table_sequence"])
 def attention_kernel(
     query,  # [T, H, Dk]
     key_cache,  # [N, KVH, BS, Dk]
@@ -244,7 +244,7 @@ def _tanh(x):
     return 1.0 - 2.0 / (tl.exp2(2.0 * _LOG2E * x) + 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
     parts,  # [T, H, splits, Dv] float32
     lse,  # [T, H, splits] float32

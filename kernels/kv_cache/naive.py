@@ -31,3 +31,25 @@ def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:
         targets: [C] int64 block ids, none of which is a source.
     """
     storage[targets] = storage[sources]
+
+
+def gather_blocks(storage: Tensor, ids: Tensor, out: Tensor) -> None:
+    """Collects whole blocks, to swap them out.
+
+    Args:
+        storage: [N, ...].
+        ids: [C] int64 block ids.
+        out: [C, ...], contiguous, changed in place.
+    """
+    out.copy_(storage[ids])
+
+
+def scatter_blocks(storage: Tensor, ids: Tensor, blocks: Tensor) -> None:
+    """Puts whole blocks back, to swap them in.
+
+    Args:
+        storage: [N, ...], changed in place.
+        ids: [C] int64 block ids, each once.
+        blocks: [C, ...], contiguous.
+    """
+    storage[ids] = blocks

@@ -47,7 +47,12 @@ class PagedBatch:
 
     @property
     def spans(self) -> QuerySpans:
-        return QuerySpans.of(self.query_start, self.seq_lens)
+        return QuerySpans.of(self.query_start, self.seq_lens, self.query.device)
+
+    def to(self, device: torch.device) -> "PagedBatch":
+        tensors = (self.query, self.key_cache, self.value_cache, self.block_tables)
+        moved = (tensor.to(device) for tensor in tensors)
+        return PagedBatch(*moved, self.query_start, self.seq_lens)
 
 
 def paged_batch(
