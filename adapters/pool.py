@@ -70,7 +70,7 @@ class AdapterPool:
         return self._slots[key]
 
     def take_vacated(self) -> list[int]:
-        """Free slots whose content had to leave, and is to be removed from the device; each once."""
+        """Free slots whose content had to leave, to be removed from the device; each named once."""
         vacated, self._vacated = sorted(self._vacated), set()
         return vacated
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoTokenizer
 
-from loraplex.adapters.injection import inject_lora
+from loraplex.adapters.injection import LoRASites, inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
 from loraplex.engine.adapter_gate import AdapterGate
@@ -27,7 +27,7 @@ from loraplex.engine.feed_forward import swap_feed_forward
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import group_layers
-from loraplex.engine.kv_memory import KVMemory, free_memory
+from loraplex.engine.kv_memory import KVMemory, default_adapter_memory, free_memory
 from loraplex.engine.model_loader import LoadedModel, load_model
 from loraplex.engine.model_runner import ModelRunner
 from loraplex.engine.norms import swap_norms
@@ -77,10 +77,16 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
     _put_kernels_in(loaded.model, kernels)
-    lora = LoRAManager(sites, store=Path(config.adapter_store), base_names=_base_names(loaded))
+    adapter_memory = _adapter_memory(config, loaded, sites)
+    lora = LoRAManager(
+        sites,
+        store=Path(config.adapter_store),
+        base_names=_base_names(loaded),
+        device_bytes=adapter_memory,
+    )
     begin(2)
     stops = StopChecker(loaded.eos_token_ids)
-    kv, cache, attention = _kv(config, loaded, probe, kernels)
+    kv, cache, attention = _kv(config, loaded, probe, kernels, reserved=adapter_memory)
     scheduler = Scheduler(
         kv,
         AdapterGate(lora, config.adapter_wait),
@@ -108,15 +114,31 @@ def _put_kernels_in(model: nn.Module, kernels: Kernels) -> None:
         pack_linears(model)
 
 
+def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites) -> int:
+    """Bytes that resident adapters may take together."""
+    if config.adapter_memory is not None:
+        return config.adapter_memory
+    numbers = sites.catalogue.linear_numbers_per_rank
+    return default_adapter_memory(numbers, config.max_adapter_slots, loaded.dtype)
+
+
 def _kv(
-    config: EngineConfig, loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels
+    config: EngineConfig,
+    loaded: LoadedModel,
+    probe: AttentionProbe,
+    kernels: Kernels,
+    reserved: int,
 ) -> tuple[KVCacheManager, KVCache, AttentionContext]:
-    """The pool over memory that is really there, and our attention reading from it."""
+    """The pool over memory that is really there, and our attention reading from it.
+
+    Args:
+        reserved: bytes of the memory that is free now which the pool must leave.
+    """
     layers = [probe.layers[index] for index in sorted(probe.layers)]
     groups = group_layers(layers)
     memory = KVMemory.of(layers, groups, config.block_size, loaded.dtype)
     num_blocks = memory.num_blocks(
-        config.kv_cache_memory or free_memory(loaded.device),
+        config.kv_cache_memory or free_memory(loaded.device, reserved),
         loaded.max_model_len,
         config.max_num_seqs,
         config.max_num_batched_tokens,

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from loraplex.adapters.targets import TargetCatalogue
 from loraplex.engine.attention import ATTENTION, probe_layers
 from loraplex.engine.config import DEVICES, DTYPES
 from loraplex.engine.errors import StartRefused
 from loraplex.engine.kv_groups import KVGroup, KVLayer, group_layers
-from loraplex.engine.kv_memory import KVMemory, free_memory, readable
+from loraplex.engine.kv_memory import KVMemory, default_adapter_memory, free_memory, readable
 from loraplex.engine.model_loader import (
     choose_device,
     choose_dtype,
@@ -38,6 +39,7 @@ class Capacity:
     bytes_per_block: int  # of one group
     bytes_per_sequence: int  # of the maximum length, at its peak
     weights: int
+    adapters: int  # what resident ones may take together
     cache: int  # what the cache may take
     sequences: int  # of the maximum length that fit in it
 
@@ -49,6 +51,8 @@ class CapacityQuestion:
     max_model_len: int | None = None
     block_size: int = 8
     kv_cache_memory: int | None = None
+    max_adapter_slots: int = 16
+    adapter_memory: int | None = None
     chunk: int = 1024  # tokens of one step
 
 
@@ -61,11 +65,15 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
     device = choose_device(question.device)
     dtype = choose_dtype(question.dtype, config, device)
     length = choose_max_model_len(question.max_model_len, config)
-    layers, num_parameters = _layers(config)
+    model, layers = _model(config)
     groups = group_layers(layers)
     memory = KVMemory.of(layers, groups, question.block_size, dtype)
-    weights = num_parameters * dtype.itemsize
-    cache = question.kv_cache_memory or free_memory(device, reserved=weights)
+    weights = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    adapters = question.adapter_memory
+    if adapters is None:
+        numbers = TargetCatalogue.of(model).linear_numbers_per_rank
+        adapters = default_adapter_memory(numbers, question.max_adapter_slots, dtype)
+    cache = question.kv_cache_memory or free_memory(device, reserved=weights + adapters)
     needed = memory.blocks_at_peak(length, question.chunk)
     return Capacity(
         layers=layers,
@@ -76,20 +84,20 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
         bytes_per_block=memory.bytes_per_block,
         bytes_per_sequence=needed * memory.bytes_per_block,
         weights=weights,
+        adapters=adapters,
         cache=cache,
         sequences=max(0, cache // memory.bytes_per_block - 1) // needed,
     )
 
 
-def _layers(config: PretrainedConfig) -> tuple[list[KVLayer], int]:
-    """Layers and parameter count of the model, built without memory."""
+def _model(config: PretrainedConfig) -> tuple[PreTrainedModel, list[KVLayer]]:
+    """The model, built without memory, and what its layers store."""
     with torch.device("meta"), torch.inference_mode():
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation=ATTENTION, dtype=torch.bfloat16
         )
         probe = probe_layers(model)
-    layers = [probe.layers[index] for index in sorted(probe.layers)]
-    return layers, sum(parameter.numel() for parameter in model.parameters())
+    return model, [probe.layers[index] for index in sorted(probe.layers)]
 
 
 def _table(found: Capacity) -> Table:
@@ -107,6 +115,7 @@ def _table(found: Capacity) -> Table:
             f"{per_sequence:,} bytes = {per_sequence / _GB:.2f} GB = {readable(per_sequence)}",
         ),
         ("weights", readable(found.weights)),
+        ("memory for resident adapters", readable(found.adapters)),
         ("memory for the KV cache", readable(found.cache)),
         (f"sequences of {found.max_model_len:,} tokens that fit", f"{found.sequences:,}"),
     ]
@@ -124,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-model-len", type=int, help="default: what the config says")
     parser.add_argument("--block-size", type=int, default=8, help="tokens per block (8)")
     parser.add_argument("--kv-cache-memory", type=int, help="bytes; default: from what is free")
+    parser.add_argument("--max-adapter-slots", type=int, default=16, help="of all (16)")
+    parser.add_argument("--adapter-memory", type=int, help="bytes; default: rank 16 in each slot")
     options = parser.parse_args(arguments)
     folder = options.model.parent if options.model.name == "config.json" else options.model
     question = CapacityQuestion(
@@ -132,6 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.max_model_len,
         options.block_size,
         options.kv_cache_memory,
+        options.max_adapter_slots,
+        options.adapter_memory,
     )
     try:
         found = capacity(read_config(folder), question)

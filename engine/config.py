@@ -24,6 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
     block_size: int = 8
     max_adapter_slots: int = 16
+    adapter_memory: int | None = None  # bytes of resident adapters; None: `default_adapter_memory`
     adapter_wait: float = 2.0  # seconds until a slot is drained for a waiting adapter
     seed: int = 0
     num_threads: int | None = None  # None: torch's choice
@@ -57,6 +58,7 @@ _MINIMA = (
     ("kv_cache_memory", 1),
     ("block_size", 1),
     ("max_adapter_slots", 1),
+    ("adapter_memory", 0),
     ("adapter_wait", 0.0),
     ("num_threads", 1),
 )

@@ -6,12 +6,14 @@ from pathlib import Path
 import psutil
 import torch
 
+from loraplex.adapters.manifest import MAX_RANK
 from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.kv_cache import elements_per_block
 from loraplex.engine.kv_groups import KVGroup, KVLayer, blocks_at_peak
 
 CPU_SHARE = 0.5  # of the memory that is free once the model is loaded
 CUDA_SHARE = 0.9
+USUAL_RANK = 16  # for which every adapter slot has room by default, on all linears
 MIN_MODEL_LEN = 2  # a prompt token and one to generate
 _CGROUP = Path("/sys/fs/cgroup")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -71,6 +73,15 @@ class KVMemory:
         return (
             memory if longest < MIN_MODEL_LEN else f"--max-model-len {longest} or less, or {memory}"
         )
+
+
+def default_adapter_memory(numbers_per_rank: int, num_slots: int, dtype: torch.dtype) -> int:
+    """Bytes for resident adapters: all slots with a usual rank, or one with the largest.
+
+    Args:
+        numbers_per_rank: of an adapter on all linears.
+    """
+    return max(num_slots * USUAL_RANK, MAX_RANK) * numbers_per_rank * dtype.itemsize
 
 
 def free_memory(device: torch.device, reserved: int = 0) -> int:

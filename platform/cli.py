@@ -62,6 +62,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     kv_cache_memory: Annotated[Text, option("kv_cache_memory", "BYTES")] = None,
     block_size: Annotated[Text, option("block_size", "N")] = None,
     max_adapter_slots: Annotated[Text, option("max_adapter_slots", "N")] = None,
+    adapter_memory: Annotated[Text, option("adapter_memory", "BYTES")] = None,
     seed: Annotated[Text, option("seed", "N")] = None,
     num_threads: Annotated[Text, option("num_threads", "N")] = None,
     kernels: Annotated[Text, option("kernels", "auto|naive")] = None,

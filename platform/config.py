@@ -97,6 +97,9 @@ class Settings(BaseSettings):
     )
     block_size: int = Field(8, ge=1, description="Tokens of one KV block")
     max_adapter_slots: int = Field(16, ge=1, description="Most adapters on the device at once")
+    adapter_memory: Bytes | None = Field(
+        None, ge=0, description="Memory of these adapters; not set: rank 16 on every linear, each"
+    )
     seed: int = Field(0, description="Seed of requests that bring none")
     num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")
     kernels: Literal["auto", "naive", "triton"] = Field(

@@ -79,11 +79,12 @@ class Served:
         num_slots: int = 8,
         dtype: torch.dtype = torch.float32,
         host_bytes: int = 1 << 30,
+        device_bytes: int | None = None,
     ) -> None:
         self.context = LoRAContext()
         self.model = load_reference(base).to(dtype)
         self.sites = inject_lora(self.model, self.context, num_slots)
-        self.manager = LoRAManager(self.sites, store, [base.name], host_bytes)
+        self.manager = LoRAManager(self.sites, store, [base.name], host_bytes, device_bytes)
 
     def register(self, folder: Path, adapter_id: str = "a", tenant: str = "t") -> AdapterRef:
         return self.manager.register(tenant, adapter_id, folder).ref

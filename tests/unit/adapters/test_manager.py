@@ -223,3 +223,29 @@ def test_many_adapters_leave_no_more_than_one_does(
         served.manager.unregister(ref)
     stats = served.manager.stats()
     assert (stats.resident, stats.host_bytes, stats.registered) == (0, 0, 0)
+
+
+def test_an_adapter_larger_than_the_device_memory_for_all_is_refused(
+    base: Path, make: Callable[[str], Path], tmp_path: Path
+) -> None:
+    served = Served(base, tmp_path / "store", device_bytes=10_000)
+
+    with pytest.raises(AdapterRejected, match=r"takes 10,752 bytes, .* has 10,000 for all"):
+        served.register(make("a"))
+
+    served.close()
+
+
+def test_idle_adapters_leave_the_device_for_one_that_needs_their_memory(
+    base: Path, make: Callable[[str], Path], tmp_path: Path
+) -> None:
+    served = Served(base, tmp_path / "store", num_slots=3, device_bytes=2 * 10_752)
+    refs = [served.register(make(name), name) for name in "abc"]
+    for ref in refs:
+        served.acquire(ref)
+        served.manager.release(ref)
+
+    assert served.manager.stats().resident == 2
+    assert served.manager.acquire(refs[0]) is not None
+    served.manager.release(refs[0])
+    served.close()

@@ -44,12 +44,41 @@ def test_config_and_engine_agree(architecture: str, tmp_path: Path) -> None:
     assert engine.info.num_blocks == 29
 
 
+def test_adapters_are_counted_on_every_linear() -> None:
+    question = CapacityQuestion(dtype="float16", max_adapter_slots=32)
+    layer = 2 * (8192 + 8192) + 2 * (8192 + 1024) + 3 * (8192 + 28672)
+
+    assert capacity(llama_2_70b(8), question).adapters == 32 * 16 * 80 * layer * 2
+
+
+def test_the_engine_leaves_its_adapters_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "m", "llama")
+    monkeypatch.setattr(
+        "loraplex.engine.assembly.free_memory", lambda device, reserved: (1 << 19) - reserved
+    )
+
+    blocks = []
+    for memory in (0, 1 << 18):
+        settings = {"kv_cache_memory": None, "adapter_memory": memory, "max_model_len": 32}
+        engine = make_engine(folder, tmp_path / "store", **settings, max_num_seqs=32)
+        engine.close()
+        blocks.append(engine.info.num_blocks + 1)
+
+    bytes_per_block = capacity(
+        read_config(folder), CapacityQuestion(dtype="float32", block_size=4)
+    ).bytes_per_block
+    assert blocks == [(1 << 19) // bytes_per_block, (1 << 18) // bytes_per_block]
+
+
 def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_checkpoint(tmp_path / "m", "llama")
-    assert main([str(folder), "--kv-cache-memory", "1000000"]) == 0
+    assert main([str(folder), "--kv-cache-memory", "1000000", "--adapter-memory", "3145728"]) == 0
     printed = capsys.readouterr().out
     assert "bytes per token" in printed
     assert "768 (float32)" in printed
+    assert "3.0 MiB" in printed
 
 
 def test_the_command_refuses_a_wrong_folder(

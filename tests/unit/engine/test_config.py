@@ -21,6 +21,7 @@ def config(**settings: Any) -> EngineConfig:
         ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1, got 0"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"max_adapter_slots": 0}, "max_adapter_slots must be at least 1, got 0"),
+        ({"adapter_memory": -1}, "adapter_memory must be at least 0, got -1"),
         ({"adapter_wait": -1.0}, "adapter_wait must be at least 0.0, got -1.0"),
         ({"adapter_wait": float("nan")}, "adapter_wait must be at least 0.0, got nan"),
         ({"num_threads": 0}, "num_threads must be at least 1, got 0"),

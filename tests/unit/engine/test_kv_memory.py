@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.kv_groups import KVGroup, KVLayer, group_layers
-from loraplex.engine.kv_memory import KVMemory, free_memory, readable
+from loraplex.engine.kv_memory import KVMemory, default_adapter_memory, free_memory, readable
 
 FULL = [KVGroup((0, 1), None)]
 MIXED = [KVGroup((0,), None), KVGroup((1,), 20), KVGroup((2,), 7)]
@@ -96,6 +96,13 @@ def test_free_memory_leaves_something_to_others() -> None:
 
     assert free_memory(device) > 0
     assert free_memory(device, reserved=2**60) == 0
+
+
+@pytest.mark.parametrize(("num_slots", "ranks"), [(1, 256), (16, 256), (64, 1024)])
+def test_adapters_have_room_for_a_usual_rank_each_or_the_largest_once(
+    num_slots: int, ranks: int
+) -> None:
+    assert default_adapter_memory(1000, num_slots, torch.bfloat16) == ranks * 1000 * 2
 
 
 @pytest.mark.parametrize(
