@@ -14,11 +14,12 @@ import json
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import httpx
+import uvloop
+from exchange import post
 
 JSON = dict[str, Any]
 
@@ -78,34 +79,34 @@ class Tally:
     errors: list[str] = field(default_factory=list)
 
 
-async def complete(client: httpx.AsyncClient, workload: Workload, body: JSON, tally: Tally) -> None:
-    """Sends one request and notes when each piece of its answer came."""
-    usage: JSON = {}
-    last = start = time.perf_counter()
-    async with client.stream("POST", "/completions", json=body) as response:
-        if response.status_code != 200:
-            text = (await response.aread()).decode(errors="replace")
-            raise ValueError(f"{response.status_code} {text}")
-        async for event in events(response):
+class Stopwatch:
+    """Notes when each piece of one answer came."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._last = self._start = time.perf_counter()
+        self.usage: JSON = {}
+
+    def note(self, event: JSON) -> None:
+        """Raises ValueError for an event that is an error."""
+        if "error" in event:
+            raise ValueError(json.dumps(event["error"]))
+        if event.get("choices"):
             now = time.perf_counter()
-            if event.get("choices"):
-                (tally.first_tokens if last == start else tally.gaps).append(now - last)
-                last = now
-            usage = event.get("usage") or usage
-    check_usage(workload, usage)
+            is_first = self._last == self._start
+            (self._tally.first_tokens if is_first else self._tally.gaps).append(now - self._last)
+            self._last = now
+        self.usage = event.get("usage") or self.usage
+
+
+async def complete(url: str, key: str, workload: Workload, body: JSON, tally: Tally) -> None:
+    watch = Stopwatch(tally)
+    await post(f"{url}/completions", key, body, watch.note)
+    check_usage(workload, watch.usage)
     tally.completed += 1
-    tally.tokens += usage["completion_tokens"]
-    tally.cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-
-async def events(response: httpx.Response) -> AsyncIterator[JSON]:
-    async for line in response.aiter_lines():
-        data = line.removeprefix("data:").strip()
-        if line.startswith("data:") and data != "[DONE]":
-            event = json.loads(data)
-            if "error" in event:
-                raise ValueError(json.dumps(event["error"]))
-            yield event
+    tally.tokens += watch.usage["completion_tokens"]
+    details = watch.usage.get("prompt_tokens_details") or {}
+    tally.cached_tokens += details.get("cached_tokens") or 0
 
 
 def check_usage(workload: Workload, usage: JSON) -> None:
@@ -121,24 +122,18 @@ async def drive(
     """Keeps `concurrency` requests in flight; -> what they took, wall seconds of the whole."""
     tally = Tally()
     gate = asyncio.Semaphore(workload.concurrency)
-    limits = httpx.Limits(max_connections=workload.concurrency)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, limits=limits, timeout=None
-    ) as client:
+    async def one(body: JSON) -> None:
+        async with gate:
+            try:
+                await complete(url, key, workload, body, tally)
+            except (OSError, ValueError) as error:
+                tally.errors.append(f"{type(error).__name__}: {error}"[:200])
 
-        async def one(body: JSON) -> None:
-            async with gate:
-                try:
-                    await complete(client, workload, body, tally)
-                except (httpx.HTTPError, ValueError) as error:
-                    tally.errors.append(f"{type(error).__name__}: {error}"[:200])
-
-        bodies = [worded(body) for body in workload.bodies()]
-        start = time.perf_counter()
-        await asyncio.gather(*(one(body) for body in bodies))
-        return tally, time.perf_counter() - start
+    bodies = [worded(body) for body in workload.bodies()]
+    start = time.perf_counter()
+    await asyncio.gather(*(one(body) for body in bodies))
+    return tally, time.perf_counter() - start
 
 
 def measure(
@@ -151,7 +146,7 @@ def measure(
 
     `worded` puts a request into the words of a server that has its own.
     """
-    tally, wall = asyncio.run(drive(workload, url, key, worded))
+    tally, wall = uvloop.run(drive(workload, url, key, worded))
     return {
         "label": workload.label,
         "models": len(workload.models),
