@@ -8,7 +8,7 @@ import triton
 from loraplex.kernels.attention import triton as attention_triton
 from loraplex.kernels.dispatch import Kernels
 from loraplex.kernels.gated_activation import triton as gated_activation_triton
-from loraplex.kernels.kv_cache import naive as kv_cache_naive
+from loraplex.kernels.kv_cache import triton as kv_cache_triton
 from loraplex.kernels.lora import triton as lora_triton
 from loraplex.kernels.lora.triton_table import EmbeddingLoRATable, LoRATable
 from loraplex.kernels.rms_norm import triton as rms_norm_triton
@@ -25,8 +25,8 @@ def triton_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     return Kernels(
         name="triton",
         paged_attention=attention_triton.paged_attention,
-        write_cache=kv_cache_naive.write_cache,
-        copy_blocks=kv_cache_naive.copy_blocks,
+        write_cache=kv_cache_triton.write_cache,
+        copy_blocks=kv_cache_triton.copy_blocks,
         lora_table=partial(LoRATable, device=device, dtype=dtype),
         add_lora=lora_triton.add_lora,
         embedding_lora_table=partial(EmbeddingLoRATable, device=device, dtype=dtype),

@@ -9,7 +9,7 @@ import torch
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """`torch.empty` fills floats with NaN and integers with their highest value."""
-    torch.use_deterministic_algorithms(True)
+    torch._C._set_deterministic_algorithms(True)  # the public name imports a compiler, in seconds
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
-    torch.use_deterministic_algorithms(False)
+    torch._C._set_deterministic_algorithms(False)

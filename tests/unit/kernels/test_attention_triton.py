@@ -198,7 +198,7 @@ def test_queries_may_lie_apart_in_any_way() -> None:
     assert torch.equal(got, attend(SMALL, *batch.arguments, SCALING))
 
 
-@pytest.mark.parametrize("bounds", [(1, 80), (1, 4096), (30, 300)])
+@pytest.mark.parametrize("bounds", [(1, 80), (1, 600), (30, 300)])
 def test_the_bounds_of_a_recorded_launch_may_be_wide(bounds: tuple[int, int]) -> None:
     batch = paged_batch(Layout(), FIVE_TILES, [1] * 5).to(DEVICE)
     wide = replace(batch.spans, max_query_len=bounds[0], max_seq_len=bounds[1])
