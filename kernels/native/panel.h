@@ -63,16 +63,29 @@ struct PanelStep<bf16> {
   }
 };
 
-// acc[t][:] += x[t, :] . panel, over `steps` steps of K. Ahead of it, memory is asked for.
+// Asks for the panel's memory ahead of its use. Measured on Zen 4, where any other choice costs 10 to 30 %
+// at some number of rows: the less there is to compute, the less time a line has to come, and what comes
+// into the nearest cache too early is gone when it is needed.
+template <int ROWS>
+inline void prefetch_ahead(const void* now, long step_bytes) {
+  const char* ahead = (const char*)now + (ROWS < 6 ? 32 : 64) * step_bytes;
+  for (long line = 0; line < step_bytes; line += 64) {
+    if constexpr (ROWS >= 3 && ROWS <= 5)
+      _mm_prefetch(ahead + line, _MM_HINT_T0);
+    else
+      _mm_prefetch(ahead + line, _MM_HINT_T1);
+  }
+}
+
+// acc[t][:] += x[t, :] . panel, over `steps` steps of K; step k of row t begins at t x_stride + k x_step.
 template <typename E, int ROWS, typename X>
-inline void multiply_panel(V (&acc)[ROWS][2], const X* x, long x_stride, const E* panel, long steps) {
+inline void multiply_panel(V (&acc)[ROWS][2], const X* x, long x_stride, const E* panel, long steps,
+                           long x_step = PanelStep<E>::STEP) {
   constexpr int STEP = PanelStep<E>::STEP;
-  constexpr long AHEAD = 32 * PANEL * STEP;
   for (long k = 0; k < steps; k++) {
     const E* w = panel + k * PANEL * STEP;
-    _mm_prefetch((const char*)(w + AHEAD), _MM_HINT_T0);
-    _mm_prefetch((const char*)(w + AHEAD) + 64, _MM_HINT_T0);
-    PanelStep<E>::template run<ROWS>(acc, x + k * STEP, x_stride, w);
+    prefetch_ahead<ROWS>(w, PANEL * STEP * sizeof(E));
+    PanelStep<E>::template run<ROWS>(acc, x + k * x_step, x_stride, w);
   }
 }
 
