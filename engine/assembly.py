@@ -22,8 +22,10 @@ from loraplex.engine.attention import (
 from loraplex.engine.block_key import BlockKeyScope
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.cpu_tape import TapeCapture
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.feed_forward import swap_feed_forward
+from loraplex.engine.forward import Forward
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import group_layers
@@ -36,6 +38,8 @@ from loraplex.engine.policy import FCFSPolicy
 from loraplex.engine.protocol import StartProgress
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.step_buffers import StepBuffers
+from loraplex.engine.step_graphs import StepGraphs
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
 from loraplex.kernels.dispatch import NAIVE, Kernels, choose_kernels
@@ -99,8 +103,20 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         stops,
     )
     sampler = Sampler(stops, TokenText(tokenizer))
-    runner = ModelRunner(loaded, cache, attention, context, sampler)
+    forward = Forward(loaded, attention, context)
+    graphs = _graphs(config, forward, kv, kernels)
+    runner = ModelRunner(forward, cache, sampler, graphs)
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
+
+
+def _graphs(
+    config: EngineConfig, forward: Forward, kv: KVCacheManager, kernels: Kernels
+) -> StepGraphs | None:
+    """For kernels that can be recorded."""
+    if kernels.name != "cpu":
+        return None
+    buffers = StepBuffers(kv, config.max_num_seqs, config.max_adapter_slots, forward.device)
+    return StepGraphs(buffers, TapeCapture(), forward)
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.scheduler import ScheduledSequence
 from loraplex.engine.sequence import Sequence
 from loraplex.kernels.attention.spans import QuerySpans
+from loraplex.kernels.lora.batch import BASE_SLOT, LoRABatch
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class InputBatch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     attention: AttentionBatch
-    logits_indices: NDArray[np.int64]  # [R] rows of T whose logits are needed
-    logits_rows: list[LogitsRow]  # R
-    adapter_slots: NDArray[np.int32]  # [T]; -1 where the base model answers alone
+    logits_indices: Tensor | None  # [R] int64 rows of T whose logits are needed; None: all
+    hidden_lora: LoRABatch | None  # the T rows' adapters; None: all are the base model's
+    logits_lora: LoRABatch | None  # the same of the R rows
 
 
 def build_input_batch(
@@ -48,24 +49,35 @@ def build_input_batch(
     ]
     positions = np.concatenate([np.arange(start, end) for start, end in spans])
     query_start = np.cumsum([0, *(end - start for start, end in spans)]).tolist()
-    logits = [
-        (query_start[i] + offset, row)
-        for i, item in enumerate(scheduled)
-        for offset, row in _logits_rows(item)
-    ]
+    logits_indices = np.array(
+        [
+            query_start[i] + offset
+            for i, item in enumerate(scheduled)
+            for offset, _ in _logits_rows(item)
+        ],
+        dtype=np.int64,
+    )
+    slots = np.concatenate(
+        [_adapter_slots(item.sequence, a, b) for item, (a, b) in zip(scheduled, spans, strict=True)]
+    )
     return InputBatch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.from_numpy(positions).to(device),
         attention=_attention_batch(scheduled, spans, kv, query_start, positions, device),
-        logits_indices=np.array([index for index, _ in logits], dtype=np.int64),
-        logits_rows=[row for _, row in logits],
-        adapter_slots=np.concatenate(
-            [
-                _adapter_slots(item.sequence, a, b)
-                for item, (a, b) in zip(scheduled, spans, strict=True)
-            ]
-        ),
+        logits_indices=torch.from_numpy(logits_indices).to(device),
+        hidden_lora=LoRABatch.build(slots, device),
+        logits_lora=LoRABatch.build(slots[logits_indices], device),
     )
+
+
+def logits_rows(scheduled: list[ScheduledSequence]) -> list[LogitsRow]:
+    """What each row of a step's logits is for, in their order."""
+    return [row for item in scheduled for _, row in _logits_rows(item)]
+
+
+def adapter_slot_at(sequence: Sequence, position: int) -> int:
+    """The slot of the adapter that acts on a sequence's token, `BASE_SLOT` for none."""
+    return sequence.adapter_slot if position >= sequence.adapter_start else BASE_SLOT
 
 
 def _attention_batch(

@@ -67,11 +67,11 @@ def record(compute: Callable[[], Tensor], arena: Arena) -> Tape:
     return tape
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of torch and every launch of ours, between entering and leaving."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
         self._steps: list[NativeSegment | TorchCall] = []
         self._calls: list[Call] = []  # since the last operation that is left to torch

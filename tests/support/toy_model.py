@@ -7,7 +7,7 @@ import torch
 from support.adapter_slots import NamedSlots
 from support.word_tokenizer import VOCAB_SIZE
 
-from loraplex.engine.input_batch import InputBatch, build_input_batch
+from loraplex.engine.input_batch import InputBatch, build_input_batch, logits_rows
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -38,20 +38,23 @@ class ToyModel:
             return ModelRunnerOutput()
         batch = build_input_batch(output.scheduled, kv, CPU)
         numbers = self._forward(batch)
-        rows = [_logits(numbers[index]) for index in batch.logits_indices]
+        assert batch.logits_indices is not None
+        rows = [_logits(numbers[index]) for index in batch.logits_indices.tolist()]
         logits = torch.stack(rows) if rows else torch.empty(0, VOCAB_SIZE)
-        return self._sampler.sample(logits, batch.logits_rows)
+        return self._sampler.sample(logits, logits_rows(output.scheduled))
 
     def _forward(self, batch: InputBatch) -> list[int]:
         tokens = batch.token_ids.tolist()
         positions = batch.positions.tolist()
         starts = batch.attention.spans.query_start.tolist()
+        lora = batch.hidden_lora
+        slots_of_adapters = [-1] * len(tokens) if lora is None else lora.token_slots.tolist()
         numbers = []
         for index, (first, end) in enumerate(pairwise(starts)):
             tables = batch.attention.block_tables[:, index].numpy()
             for row in range(first, end):
                 seen = self._visible(tables, positions[row])
-                adapter = self._adapter(int(batch.adapter_slots[row]))
+                adapter = self._adapter(slots_of_adapters[row])
                 number = hash((tokens[row], positions[row], adapter, seen)) >> 4
                 for slots in batch.attention.slot_mapping:
                     self._cells.flat[int(slots[row])] = number

@@ -1,0 +1,87 @@
+"""StepGraphs: decode steps recorded once per number of rows, and replayed."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from loraplex.engine.input_batch import InputBatch
+from loraplex.engine.scheduler import ScheduledSequence
+from loraplex.engine.step_buffers import StepBuffers
+
+logger = logging.getLogger(__name__)
+
+
+class CaptureRefused(Exception):
+    """The model's forward pass cannot be replayed; the message says why."""
+
+
+class StepGraph(Protocol):
+    """A forward pass over fixed memory."""
+
+    def play(self) -> Tensor:
+        """-> [R, V] logits of what is in the inputs now; they are there until the next step."""
+
+
+class GraphCapture(Protocol):
+    """How a kind of device records a forward pass."""
+
+    def padded(self, num_rows: int) -> int | None:
+        """With how many rows a step of so many is recorded; None: it is not."""
+
+    def capture(self, forward: Callable[[], Tensor]) -> StepGraph:
+        """Records what `forward` does; it may be called more than once.
+
+        Raises:
+            CaptureRefused: it cannot be replayed.
+        """
+
+
+class StepGraphs:
+    """The graphs of one model, recorded when they are first needed.
+
+    Steps with adapters are recorded apart, so that a batch of base rows does nothing for LoRA.
+    """
+
+    def __init__(
+        self,
+        buffers: StepBuffers,
+        capture: GraphCapture,
+        forward: Callable[[InputBatch], Tensor],
+    ) -> None:
+        self._buffers = buffers
+        self._capture = capture
+        self._forward = forward
+        self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
+        self._refused: set[bool] = set()  # with LoRA or not
+
+    def run(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
+        """-> [S, V] logits of a decode step of S sequences, or None where the step is another one,
+        or its forward pass cannot be recorded."""
+        if not all(map(_is_decode, scheduled)) or False in self._refused:
+            return None
+        num_rows = self._capture.padded(len(scheduled))
+        if num_rows is None:
+            return None
+        with_lora = self._buffers.fill(scheduled, num_rows)
+        graph = self._graph(num_rows, with_lora)
+        return None if graph is None else graph.play()[: len(scheduled)]
+
+    def _graph(self, num_rows: int, with_lora: bool) -> StepGraph | None:
+        key = num_rows, with_lora
+        if key not in self._graphs and with_lora not in self._refused:
+            batch = self._buffers.batch(num_rows, with_lora=with_lora)
+            try:
+                self._graphs[key] = self._capture.capture(lambda: self._forward(batch))
+            except CaptureRefused as reason:
+                self._refused.add(with_lora)
+                kind = "with adapters " if with_lora else ""
+                logger.warning("decode steps %sare not recorded: %s", kind, reason)
+        return self._graphs.get(key)
+
+
+def _is_decode(item: ScheduledSequence) -> bool:
+    """Whether the step computes a sequence's last token alone, for its logits."""
+    last = item.num_tokens == 1 and item.num_samples > 0
+    return last and not item.sequence.owes_prompt_logprobs
