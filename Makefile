@@ -15,7 +15,7 @@ PYTHONS := $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14
 FITS := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve test test-slow lint format lock bench bench-ops clean
+.PHONY: help install serve test test-slow lint format lock bench bench-ops aot clean
 
 help: ## List these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -68,6 +68,9 @@ bench: install ## Measure the server on Gemma 3 270M (docs/benchmarks.md)
 
 bench-ops: install ## Time each native operation against what this machine can do
 	$(BIN)/python benchmarks/ops/run.py $(ARGS)
+
+aot: install ## Compile every Triton kernel for GPUs that are not here, and check what came out
+	$(BIN)/python benchmarks/aot_check.py $(ARGS)
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,6 +28,12 @@ class Launch:
         return str(self.kernel.fn.__name__).strip("_")
 
     @property
+    def numbers(self) -> str:
+        """The narrowest floating-point format among the tensors."""
+        formats = {str(t).removeprefix("*") for t in self.signature.values()}
+        return next(name for name in ("bf16", "fp16", "fp32") if name in formats)
+
+    @property
     def choices(self) -> dict[str, Any]:
         """The constants that the wrapper chose, by name; not the ones Triton saw in arguments."""
         names = self.kernel.arg_names

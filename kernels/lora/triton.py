@@ -54,8 +54,8 @@ def add_cut(tiles: LoRATiles, out: Tensor, x: Tensor, table: LoRATable, batch: L
         RANKS=tiles.ranks,
         INPUTS=tiles.inputs,
         SEGMENTS=_power_of_two(batch),
-        num_warps=tiles.shrink_warps,
-        num_stages=tiles.shrink_stages,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )
     _add_expanded(out, hidden, table, batch, tiles)
 
@@ -82,7 +82,7 @@ def add_embedding_lora(
         ROWS=tiles.rows,
         RANKS=tiles.ranks,
         SEGMENTS=_power_of_two(batch),
-        num_warps=tiles.shrink_warps,
+        num_warps=tiles.warps,
         num_stages=1,
     )
     _add_expanded(out, hidden, table, batch, tiles)
@@ -92,7 +92,7 @@ def _add_expanded(
     out: Tensor, hidden: Tensor, table: LoRATable, batch: LoRABatch, tiles: LoRATiles
 ) -> None:
     width = out.shape[1]
-    expand_kernel[(tiles.row_tiles(batch), triton.cdiv(width, tiles.columns))](
+    expand_kernel[(tiles.row_tiles_up(batch), triton.cdiv(width, tiles.columns))](
         hidden,
         out,
         table.entries,
@@ -107,12 +107,12 @@ def _add_expanded(
         out.stride(1),
         WEIGHTS=_ELEMENTS[table.dtype],
         PARTS=tiles.parts,
-        ROWS=tiles.rows,
+        ROWS=tiles.rows_up,
         RANKS=tiles.ranks_up,
         COLUMNS=tiles.columns,
         SEGMENTS=_power_of_two(batch),
-        num_warps=tiles.expand_warps,
-        num_stages=tiles.expand_stages,
+        num_warps=tiles.warps,
+        num_stages=1,
     )
 
 

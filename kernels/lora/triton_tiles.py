@@ -14,71 +14,41 @@ _MAX_PARTS = 16
 
 @dataclass(frozen=True)
 class LoRATiles:
-    """Sizes of a program's tiles, all powers of two, and how many programs share a tile."""
+    """Sizes of a program's tiles, all powers of two, and how many programs share one.
+
+    Going down, a program multiplies `rows` rows by `ranks` ranks, `inputs` numbers at a time.
+    Going up, it adds to `rows_up` rows of `columns` columns, `ranks_up` ranks at a time.
+    """
 
     rows: int
-    ranks: int  # on the way down
+    ranks: int
     inputs: int
-    shrink_warps: int
-    shrink_stages: int
-    ranks_up: int
+    stages: int  # tiles of inputs in flight
+    rank_programs: int  # over the ranks of one adapter
+    rows_up: int
     columns: int
-    expand_warps: int
-    expand_stages: int
-    rank_programs: int = 1  # over the ranks of one adapter
+    ranks_up: int = 16
+    warps: int = 4
     parts: int = 1  # over the inputs
     part_size: int = 0  # inputs in each part but the last
 
     def row_tiles(self, batch: LoRABatch) -> int:
-        """As many as any grouping of the batch's rows can need."""
+        """As many as any grouping of the batch's rows can need, going down."""
         return batch.rows.shape[0] // self.rows + batch.slots.shape[0]
 
+    def row_tiles_up(self, batch: LoRABatch) -> int:
+        return batch.rows.shape[0] // self.rows_up + batch.slots.shape[0]
 
-FEW_ROWS = LoRATiles(
-    rows=16,
-    ranks=32,
-    inputs=128,
-    shrink_warps=4,
-    shrink_stages=4,
-    ranks_up=16,
-    columns=128,
-    expand_warps=4,
-    expand_stages=2,
-    rank_programs=2,
+
+# Few rows wait for the weights, so that many small programs are best; many rows wait for x and the
+# output. No register spills, and on an H100 at least eight warps of each are on a multiprocessor.
+_FEW = LoRATiles(rows=16, ranks=16, inputs=128, stages=4, rank_programs=3, rows_up=16, columns=128)
+_MANY = LoRATiles(rows=64, ranks=64, inputs=64, stages=3, rank_programs=1, rows_up=32, columns=128)
+_FEW_WIDE = LoRATiles(
+    rows=16, ranks=16, inputs=64, stages=3, rank_programs=3, rows_up=16, columns=64
 )
-MANY_ROWS = LoRATiles(
-    rows=64,
-    ranks=64,
-    inputs=64,
-    shrink_warps=4,
-    shrink_stages=3,
-    ranks_up=32,
-    columns=128,
-    expand_warps=8,
-    expand_stages=2,
-)
-FLOAT32_FEW_ROWS = LoRATiles(
-    rows=16,
-    ranks=16,
-    inputs=64,
-    shrink_warps=4,
-    shrink_stages=3,
-    ranks_up=16,
-    columns=64,
-    expand_warps=4,
-    expand_stages=2,
-    rank_programs=2,
-)
-FLOAT32_MANY_ROWS = LoRATiles(
-    rows=32,
-    ranks=32,
-    inputs=32,
-    shrink_warps=4,
-    shrink_stages=3,
-    ranks_up=16,
-    columns=64,
-    expand_warps=4,
-    expand_stages=2,
+_MANY_WIDE = LoRATiles(
+    rows=32, ranks=32, inputs=32, stages=3, rank_programs=1, rows_up=32, columns=64
 )
 
 
@@ -86,9 +56,10 @@ def tiles_for(num_rows: int, in_features: int, dtype: torch.dtype) -> LoRATiles:
     """The tiles for so many rows. The cut over the inputs follows from their number alone."""
     is_wide = dtype == torch.float32
     if num_rows > _FEW_ROWS:
-        tiles = FLOAT32_MANY_ROWS if is_wide else MANY_ROWS
+        tiles = _MANY_WIDE if is_wide else _MANY
         return replace(tiles, part_size=in_features)
-    tiles = FLOAT32_FEW_ROWS if is_wide else FEW_ROWS
-    parts = min(triton.next_power_of_2(triton.cdiv(in_features, _PART)), _MAX_PARTS)
+    tiles = _FEW_WIDE if is_wide else _FEW
+    wanted = max(1, triton.cdiv(in_features, _PART))
+    parts = min(triton.next_power_of_2(wanted), _MAX_PARTS)
     part_size = triton.cdiv(triton.cdiv(in_features, parts), tiles.inputs) * tiles.inputs
     return replace(tiles, parts=parts, part_size=part_size)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "inner"])
 def rms_norm_kernel(
     x,  # [outer, inner, width], the last dimension contiguous
     weight,  # [width] float32

@@ -46,7 +46,7 @@ def _turn(
         tl.store(out + passed, tl.load(x + passed, mask=mask, other=0.0), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_heads", "num_key_heads"])
 def rotary_kernel(
     query,  # [T, H, D], the last dimension contiguous, as of all
     key,  # [T, KVH, D]

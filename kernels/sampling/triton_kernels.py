@@ -38,7 +38,7 @@ def argmax_kernel(
     tl.store(ids + place, first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def greatest_part_kernel(
     values,  # [R, parts] float32
     ids,  # [R, parts] int32
