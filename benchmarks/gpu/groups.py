@@ -19,6 +19,9 @@ GROUPS = {
     "decode": Group("gpu.attention", 80),
     "prefill": Group("gpu.attention", 60),
     "lora": Group("gpu.lora", 110),
+    "cache": Group("gpu.cache", 25),
+    "rows": Group("gpu.rows", 40),
+    "robust": Group("gpu.robust", 30),
 }
 
 
