@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from loraplex.kernels.kv_cache.naive import copy_blocks, write_cache
+from loraplex.kernels.kv_cache.naive import (
+    copy_blocks,
+    gather_blocks,
+    scatter_blocks,
+    write_cache,
+)
 
 NUM_BLOCKS, HEADS, BLOCK, KEY_DIM, VALUE_DIM = 5, 2, 4, 3, 6
 
@@ -82,3 +87,16 @@ def test_no_copies_change_nothing() -> None:
     copy_blocks(storage, none, none)
 
     assert torch.equal(storage, before)
+
+
+def test_gathered_blocks_come_back_to_where_they_are_scattered() -> None:
+    storage = torch.arange(60.0).view(10, 2, 3)
+    out, back = torch.zeros(2, 2, 3), torch.zeros(10, 2, 3)
+    ids = torch.tensor([7, 2])
+
+    gather_blocks(storage, ids, out)
+    scatter_blocks(back, ids, out)
+
+    assert torch.equal(out, torch.stack([storage[7], storage[2]]))
+    assert torch.equal(back.nonzero()[:, 0].unique(), torch.tensor([2, 7]))
+    assert torch.equal(back[ids], out)

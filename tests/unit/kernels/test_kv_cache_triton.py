@@ -107,14 +107,3 @@ def test_gathered_blocks_come_back_to_where_they_are_scattered(shape: tuple[int,
     assert torch.equal(out, storage[[9, 0, 4]])
     assert torch.equal(back[[9, 0, 4]], storage[[9, 0, 4]])
     assert back[[1, 2, 3, 5, 6, 7, 8]].isnan().all()
-
-
-def test_naive_blocks_are_gathered_and_scattered_alike() -> None:
-    storage = numbers(10, 2, 3)
-    out, back = torch.full((2, 2, 3), NAN), torch.full((10, 2, 3), NAN)
-
-    naive.gather_blocks(storage.cpu(), ids(7, 2).cpu(), out)
-    naive.scatter_blocks(back, ids(7, 2).cpu(), out)
-
-    assert torch.equal(out, storage[[7, 2]].cpu())
-    assert torch.equal(back[[7, 2]], out)
