@@ -7,6 +7,7 @@ from torch import Tensor
 
 from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.dispatch import Kernels
+from loraplex.kernels.kv_cache.triton import gather_blocks, scatter_blocks
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.rotary.triton import rotate
 from loraplex.kernels.sampling.triton import argmax
@@ -111,11 +112,13 @@ def _attention(kernels: Kernels, model: ModelShape, step: StepShape, dtype: torc
     query, key = rotate(query, key, angles, angles)
     storage = _empty(1000, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, dtype=dtype)
     key_cache, value_cache = storage.unbind(1)
+    keys, values = (part[0].transpose(0, 1) for part in (key, value))
     slots = _empty(step.num_rows, dtype=torch.int64)
-    if kernels.write_cache.__module__.endswith("triton"):
-        kernels.write_cache(
-            key_cache, value_cache, key[0].transpose(0, 1), value[0].transpose(0, 1), slots
-        )
+    kernels.write_cache(key_cache, value_cache, keys, values, slots)
+    ids = _empty(16, dtype=torch.int64)
+    kernels.copy_blocks(storage, ids, ids)
+    gather_blocks(storage, ids, storage[:16])
+    scatter_blocks(storage, ids, storage[:16])
     spans = QuerySpans(
         _empty(step.num_sequences + 1, dtype=torch.int64),
         _empty(step.num_sequences, dtype=torch.int64),

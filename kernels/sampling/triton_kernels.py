@@ -9,10 +9,12 @@ _BEHIND_ALL = tl.constexpr(2**31 - 1)
 @triton.jit
 def _first_greatest(values, ids, mask):
     """The greatest value, NaN above all, and the least id that has it."""
-    is_nan = values != values  # noqa: PLR0124
-    values = tl.where(is_nan, float("inf"), values)
-    greatest = tl.max(tl.where(mask, values, float("-inf")), axis=0)
-    return greatest, tl.min(tl.where(mask & (values == greatest), ids, _BEHIND_ALL), axis=0)
+    is_nan = mask & (values != values)  # noqa: PLR0124
+    has_nan = tl.max(is_nan.to(tl.int32), axis=0) > 0
+    greatest = tl.max(tl.where(mask & (is_nan == 0), values, float("-inf")), axis=0)
+    is_greatest = tl.where(has_nan, is_nan, mask & (values == greatest))
+    first = tl.min(tl.where(is_greatest, ids, _BEHIND_ALL), axis=0)
+    return tl.where(has_nan, float("nan"), greatest), first
 
 
 @triton.jit

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from support.triton_interpreter import DEVICE
+from support.far_rows import far_apart
+from support.triton_interpreter import DEVICE, INTERPRETED
 
 from loraplex.kernels.gated_activation import naive, triton
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 NAMES = ["gated_silu", "gated_gelu_tanh"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -38,3 +41,10 @@ def test_the_ends_of_the_range(name: str) -> None:
     torch.testing.assert_close(
         getattr(triton, name)(x), getattr(naive, name)(x), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
+def test_rows_may_lie_further_apart_than_an_int32_counts() -> None:
+    near = torch.randn(2, 32, dtype=torch.float16)
+
+    assert torch.equal(triton.gated_silu(far_apart(near)), triton.gated_silu(near))

@@ -1,9 +1,10 @@
 """LoRA in Triton against the naive one on the same weights in float32."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
+from support.far_rows import far_apart
 from support.lora import Segment, batch_of, cast, fill_table, random_operand
 from support.triton_interpreter import DEVICE, INTERPRETED
 from torch import Tensor
@@ -20,16 +21,12 @@ RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 33, 64, 100, 128, 256]
 QKV = [(0, 64, 16), (64, 16, 16), (80, 16, 16)]  # slices: first column, width, rank
 MANY_ROWS = 4096  # for which other tiles are chosen
 
-pytestmark = pytest.mark.filterwarnings("ignore:Deterministic behavior")
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.fixture(autouse=True)
-def _seed_and_poison() -> Iterator[None]:
-    """Fresh memory, the kernels' scratch too, is full of NaN."""
+def _seed() -> None:
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -238,12 +235,7 @@ def test_a_linear_that_stayed_in_float32_gets_its_delta_too() -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
 def test_rows_may_lie_further_apart_than_an_int32_counts() -> None:
-    torch.use_deterministic_algorithms(False)  # fresh memory is not written
-    apart = 2**31 + 16
-    x, out = (torch.empty(apart + 48, dtype=torch.float16) for _ in range(2))
-    x, out = (torch.as_strided(whole, (2, 48), (apart, 1)) for whole in (x, out))
-    x.copy_(random(2, 48))
-    out.copy_(random(2, 48))
+    x, out = (far_apart(random(2, 48, dtype=torch.float16)) for _ in range(2))
 
     assert_equals_naive(out, x, [(torch.arange(2), random_operand(48, [(0, 48, 4)], x.dtype))])
 

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from support.triton_interpreter import DEVICE
+from support.far_rows import far_apart
+from support.triton_interpreter import DEVICE, INTERPRETED
 
 from loraplex.kernels.rms_norm import naive, triton
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 NAMES = ["rms_norm", "rms_norm_rounding_first"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -46,3 +49,12 @@ def test_a_row_of_zeros_stays_zero() -> None:
     zeros, weight = torch.zeros(2, 20, device=DEVICE), torch.ones(20, device=DEVICE)
 
     assert torch.equal(triton.rms_norm(zeros, weight, 1e-6), zeros)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_may_lie_further_apart_than_an_int32_counts(name: str) -> None:
+    rows = far_apart(torch.randn(2, 3, 32, dtype=torch.float16))
+
+    assert_equals_naive(name, rows.unsqueeze(0))
+    assert_equals_naive(name, rows.transpose(0, 1).unsqueeze(0))

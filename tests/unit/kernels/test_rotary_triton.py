@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from support.triton_interpreter import DEVICE
+from support.far_rows import far_apart
+from support.triton_interpreter import DEVICE, INTERPRETED
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
 
 from loraplex.kernels.rotary.triton import rotate
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -51,3 +54,14 @@ def test_what_it_gives_lies_token_by_token() -> None:
 
     for tensor in rotate(query, key, cos, sin):
         assert tensor[0].transpose(0, 1).is_contiguous()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
+def test_tokens_may_lie_further_apart_than_an_int32_counts() -> None:
+    query, key = (torch.randn(1, 2, 2, 16, dtype=torch.float16) for _ in range(2))
+    cos, sin = (torch.randn(1, 2, 16, dtype=torch.float16) for _ in range(2))
+    far = [far_apart(x[0].transpose(0, 1)).transpose(0, 1).unsqueeze(0) for x in (query, key)]
+    far += [far_apart(x[0]).unsqueeze(0) for x in (cos, sin)]
+
+    for ours, theirs in zip(rotate(*far), rotate(query, key, cos, sin), strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,10 +1,14 @@
-"""Sampling helpers in Triton against torch."""
+"""Sampling helpers in Triton against the naive ones."""
 
 import pytest
 import torch
-from support.triton_interpreter import DEVICE
+from support.far_rows import far_apart
+from support.triton_interpreter import DEVICE, INTERPRETED
 
+from loraplex.kernels.sampling import naive
 from loraplex.kernels.sampling.triton import argmax
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PART = 4096  # numbers of a program
@@ -15,7 +19,7 @@ PART = 4096  # numbers of a program
 def test_every_size(dtype: torch.dtype, vocabulary: int) -> None:
     logits = torch.randn(3, vocabulary).to(DEVICE, dtype)
 
-    assert torch.equal(argmax(logits), logits.argmax(dim=-1))
+    assert torch.equal(argmax(logits), naive.argmax(logits))
 
 
 def test_the_first_of_equals_is_taken_also_where_they_lie_in_different_parts() -> None:
@@ -30,7 +34,7 @@ def test_infinities_and_nan_are_the_greatest_and_the_least() -> None:
     logits = torch.full((4, PART + 9), float("-inf"), device=DEVICE)
     logits[1, PART + 8] = -1e30
     logits[2, [3, PART + 1]] = torch.tensor([1e30, float("inf")], device=DEVICE)
-    logits[3, [3, PART + 1]] = torch.tensor([1e30, float("nan")], device=DEVICE)
+    logits[3, [3, PART + 1]] = torch.tensor([float("inf"), float("nan")], device=DEVICE)
 
     assert argmax(logits).tolist() == [0, PART + 8, PART + 1, PART + 1]
 
@@ -42,4 +46,12 @@ def test_no_rows() -> None:
 def test_views_with_strides_are_read_in_place() -> None:
     logits = torch.randn(300, 4).to(DEVICE).t()[::2, ::3]
 
-    assert torch.equal(argmax(logits), logits.argmax(dim=-1))
+    assert torch.equal(argmax(logits), naive.argmax(logits))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
+def test_rows_and_columns_may_lie_further_apart_than_an_int32_counts() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [6.0, 5.0, 4.0]], dtype=torch.float16)
+
+    assert argmax(far_apart(logits)).tolist() == [1, 0]
+    assert argmax(far_apart(logits.t()).t()).tolist() == [1, 0]
