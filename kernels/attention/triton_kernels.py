@@ -114,9 +114,10 @@ def _tile(query_start, num_sequences, TOKENS: tl.constexpr, SEARCH: tl.constexpr
     """-> the sequence of this program, and the first of its queries that lies in the tile.
 
     Sequence s owns the tiles from `query_start[s] // TOKENS + s` on: enough for its queries, and
-    the number of all tiles follows from the numbers of rows and sequences alone.
+    the number of all tiles follows from the numbers of rows and sequences alone. The last tile goes
+    first: the later a query, the more keys it sees, and short work fills the end of a launch best.
     """
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     sequence = tile
     first = tile * 0
     if SEARCH:
