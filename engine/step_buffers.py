@@ -36,6 +36,11 @@ class StepBuffers:
         self._lora = _Mirror((2 * lora + 1,), torch.int64, device)
         self._token_slots = _Mirror((max_rows,), torch.int32, device)
         self._query_start = torch.arange(max_rows + 1, device=device)
+        self._numbers.host[4:] = -1  # until the first `fill` all rows are padding
+        self._lora.host[:lora] = -1
+        self._token_slots.host[:] = -1
+        for mirror in (self._numbers, self._lora, self._token_slots):
+            mirror.upload(np.s_[:])
         self._adapters: list[int] = []  # the slots that the LoRA part is filled with, padding too
 
     def batch(self, num_rows: int, *, with_lora: bool) -> InputBatch:

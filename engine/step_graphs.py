@@ -1,7 +1,7 @@
 """StepGraphs: decode steps recorded once per number of rows, and replayed."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -55,6 +55,12 @@ class StepGraphs:
         self._forward = forward
         self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
         self._refused: set[bool] = set()  # with LoRA or not
+
+    def prepare(self, sizes: Iterable[int]) -> None:
+        """Records steps of so many rows now, the largest first, so that no request waits for it."""
+        for num_rows in sorted(sizes, reverse=True):
+            for with_lora in (False, True):
+                self._graph(num_rows, with_lora)
 
     def run(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
         """-> [S, V] logits of a decode step of S sequences, or None where the step is another one,
