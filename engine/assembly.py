@@ -23,6 +23,7 @@ from loraplex.engine.block_key import BlockKeyScope
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.cpu_tape import TapeCapture
+from loraplex.engine.cuda_graph import CudaCapture
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.feed_forward import swap_feed_forward
 from loraplex.engine.forward import Forward
@@ -109,14 +110,20 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
 
 
+@torch.inference_mode()
 def _graphs(
     config: EngineConfig, forward: Forward, kv: KVCacheManager, kernels: Kernels
 ) -> StepGraphs | None:
-    """For kernels that can be recorded."""
-    if kernels.name != "cpu":
+    """For kernels that can be recorded: on a CPU when they are first needed, on CUDA at once."""
+    if kernels is NAIVE:
         return None
     buffers = StepBuffers(kv, config.max_num_seqs, config.max_adapter_slots, forward.device)
-    return StepGraphs(buffers, TapeCapture(), forward)
+    if forward.device.type == "cuda":
+        capture = CudaCapture(config.max_num_seqs)
+        graphs = StepGraphs(buffers, capture, forward)
+        graphs.prepare(capture.sizes)
+        return graphs
+    return StepGraphs(buffers, TapeCapture(), forward) if kernels.name == "cpu" else None
 
 
 @torch.inference_mode()
