@@ -38,7 +38,7 @@ class CudaCapture:
     def __init__(self, max_rows: int) -> None:
         self.sizes = ladder(max_rows)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def padded(self, num_rows: int) -> int | None:
         """The next size of the ladder; None beyond it."""
