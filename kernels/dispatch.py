@@ -11,6 +11,9 @@ from torch import Tensor
 
 from loraplex.kernels.attention import cpu as attention_cpu
 from loraplex.kernels.attention import naive as attention_naive
+from loraplex.kernels.draw import cpu as draw_cpu
+from loraplex.kernels.draw import naive as draw_naive
+from loraplex.kernels.draw.settings import DrawSettings
 from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
 from loraplex.kernels.gated_activation import naive as gated_activation_naive
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
@@ -24,6 +27,10 @@ from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import native
 from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
 from loraplex.kernels.rms_norm import naive as rms_norm_naive
+from loraplex.kernels.rotary import cpu as rotary_cpu
+from loraplex.kernels.rotary import naive as rotary_naive
+from loraplex.kernels.sampling import cpu as sampling_cpu
+from loraplex.kernels.sampling import naive as sampling_naive
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +49,11 @@ class Kernels:
     add_embedding_lora: Callable[[Tensor, Tensor, Any, LoRABatch, float], None]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_rounding_first: Callable[[Tensor, Tensor, float], Tensor]
+    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     gated_silu: Callable[[Tensor], Tensor]
     gated_gelu_tanh: Callable[[Tensor], Tensor]
+    argmax: Callable[[Tensor], Tensor]
+    draw: Callable[[Tensor, Tensor, DrawSettings, Tensor], Tensor]
     empty: Callable[..., Tensor]  # (shape..., dtype=, device=), for what is read in long streams
     packs_linears: bool  # whether weights of linears go into `kernels.linear.cpu.PackedWeight`
 
@@ -63,8 +73,11 @@ NAIVE = Kernels(
     add_embedding_lora=lora_naive.add_embedding_lora,
     rms_norm=rms_norm_naive.rms_norm,
     rms_norm_rounding_first=rms_norm_naive.rms_norm_rounding_first,
+    rotate=rotary_naive.rotate,
     gated_silu=gated_activation_naive.gated_silu,
     gated_gelu_tanh=gated_activation_naive.gated_gelu_tanh,
+    argmax=sampling_naive.argmax,
+    draw=draw_naive.draw,
     empty=torch.empty,
     packs_linears=False,
 )
@@ -116,8 +129,11 @@ def _native(dtype: torch.dtype) -> Kernels:
         add_embedding_lora=lora_naive.add_embedding_lora,
         rms_norm=rms_norm_cpu.rms_norm,
         rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,
+        rotate=rotary_cpu.rotate,
         gated_silu=gated_activation_cpu.gated_silu,
         gated_gelu_tanh=gated_activation_cpu.gated_gelu_tanh,
+        argmax=sampling_cpu.argmax,
+        draw=draw_cpu.draw,
         empty=_empty_in_huge_pages,
         packs_linears=dtype == torch.bfloat16,
     )

@@ -7,11 +7,14 @@ import triton
 
 from loraplex.kernels.attention import triton as attention_triton
 from loraplex.kernels.dispatch import Kernels
+from loraplex.kernels.draw import naive as draw_naive
 from loraplex.kernels.gated_activation import triton as gated_activation_triton
 from loraplex.kernels.kv_cache import triton as kv_cache_triton
 from loraplex.kernels.lora import triton as lora_triton
 from loraplex.kernels.lora.triton_table import EmbeddingLoRATable, LoRATable
 from loraplex.kernels.rms_norm import triton as rms_norm_triton
+from loraplex.kernels.rotary import triton as rotary_triton
+from loraplex.kernels.sampling import triton as sampling_triton
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -33,8 +36,11 @@ def triton_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         add_embedding_lora=lora_triton.add_embedding_lora,
         rms_norm=rms_norm_triton.rms_norm,
         rms_norm_rounding_first=rms_norm_triton.rms_norm_rounding_first,
+        rotate=rotary_triton.rotate,
         gated_silu=gated_activation_triton.gated_silu,
         gated_gelu_tanh=gated_activation_triton.gated_gelu_tanh,
+        argmax=sampling_triton.argmax,
+        draw=draw_naive.draw,
         empty=torch.empty,
         packs_linears=False,
     )

@@ -26,6 +26,8 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_add_lora_bf16": "plplppppli",
     "lpx_add_lora_float": "plplppppli",
     **{f"lpx_arithmetic_{formats}": "ppppii" for formats in ("fff", "fbf", "bff", "bfb", "bbb")},
+    "lpx_argmax_bf16": "pllllpppi",
+    "lpx_argmax_float": "pllllpppi",
     "lpx_attention_bf16": "pppppppppffi",
     "lpx_attention_float": "pppppppppffi",
     **{f"lpx_convert_{formats}": "pppi" for formats in ("fb", "bf", "lf")},

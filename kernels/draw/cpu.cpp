@@ -1,0 +1,166 @@
+// Tokens drawn from logits by temperature, top-k, top-p and min-p.
+//
+// All cuts are one limit on the probability relative to the likeliest token's. It is found by bisection
+// among the few likely tokens; only where these hold too little are more looked at. The draw itself
+// walks the tokens in their own order, so that nothing needs sorting.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "native/pool.h"
+#include "native/scratch.h"
+#include "native/simd.h"
+
+using namespace simd;
+
+namespace {
+
+constexpr long CHUNK = 1024;  // tokens whose probabilities are summed in float
+constexpr float LOG2E = 1.44269504f;
+constexpr float LOOK_ABOVE[] = {0x1p-10f, 0x1p-20f, 0.f};  // relative to the likeliest
+
+struct Settings {
+  float temperature, top_p, min_p;
+  long top_k;
+};
+
+struct Row {  // of relative probabilities, at most 1
+  const float* probs;
+  long size;
+};
+
+template <typename E>
+float highest_of(const E* logits, long size) {
+  V peak = fill(-INFINITY);
+  long i = 0;
+  for (; i + LANES <= size; i += LANES) peak = max(load(logits + i), peak);
+  float found = highest(peak);
+  for (; i < size; i++) found = std::max(found, to_float(logits[i]));
+  return found;
+}
+
+template <typename E>
+void exponentiate(const E* logits, long size, float temperature, float* probs) {
+  const V peak = fill(highest_of(logits, size)), slope = fill(std::min(LOG2E / temperature, 1e30f));
+  for (long i = 0; i < size; i += LANES) {
+    const int left = int(std::min<long>(LANES, size - i));
+    store(probs + i, exp2(mul(sub(load(logits + i, left), peak), slope)), left);
+  }
+}
+
+// The sum of those that are at least `least`.
+double mass_of(const float* probs, long size, float least) {
+  double total = 0;
+  for (long begin = 0; begin < size; begin += CHUNK) {
+    const long end = std::min(begin + CHUNK, size);
+    V sums = zero();
+    long i = begin;
+    for (; i + LANES <= end; i += LANES) {
+      float kept[LANES];
+      for (int k = 0; k < LANES; k++) kept[k] = probs[i + k] >= least ? probs[i + k] : 0.f;
+      sums = add(sums, load(kept));
+    }
+    float rest = sum(sums);
+    for (; i < end; i++) rest += probs[i] >= least ? probs[i] : 0.f;
+    total += rest;
+  }
+  return total;
+}
+
+double count_of(const float* probs, long size, float least) {
+  long count = 0;
+  for (long i = 0; i < size; i++) count += probs[i] >= least;
+  return double(count);
+}
+
+using Measure = double (*)(const float* probs, long size, float least);
+
+// The largest limit at which what is left still measures `goal`. Floats from 0 up are ordered as their
+// bits are.
+float largest_limit(const float* probs, long size, Measure measure, double goal) {
+  uint32_t low = 0, high = 0x3f800001;  // just above 1
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    float limit;
+    std::memcpy(&limit, &middle, 4);
+    (measure(probs, size, limit) >= goal ? low : high) = middle;
+  }
+  float limit;
+  std::memcpy(&limit, &low, 4);
+  return limit;
+}
+
+float find_limit(const Row& row, Measure measure, double goal) {
+  static thread_local std::vector<float> likely;
+  for (const float above : LOOK_ABOVE) {
+    likely.clear();
+    for (long i = 0; i < row.size; i++)
+      if (row.probs[i] >= above) likely.push_back(row.probs[i]);
+    if (measure(likely.data(), long(likely.size()), 0.f) >= goal) break;
+  }
+  return largest_limit(likely.data(), long(likely.size()), measure, goal);
+}
+
+float limit_of(const Row& row, const Settings& s) {
+  float limit = 0.f;
+  if (s.top_k > 0 && s.top_k < row.size) limit = find_limit(row, count_of, double(s.top_k));
+  if (s.top_p < 1.f) {
+    const double goal = double(s.top_p) * mass_of(row.probs, row.size, limit);
+    limit = std::max(limit, find_limit(row, mass_of, goal));
+  }
+  return std::max(limit, s.min_p);
+}
+
+// The first token at which more than the share `point` of all that is likely enough is passed.
+long walk(const Row& row, float least, double point) {
+  static thread_local std::vector<double> of_chunks;
+  of_chunks.clear();
+  double total = 0;
+  for (long begin = 0; begin < row.size; begin += CHUNK) {
+    of_chunks.push_back(mass_of(row.probs + begin, std::min(CHUNK, row.size - begin), least));
+    total += of_chunks.back();
+  }
+  const double goal = point * total;
+  double passed = 0;
+  size_t chunk = 0;
+  while (chunk + 1 < of_chunks.size() && passed + of_chunks[chunk] <= goal) passed += of_chunks[chunk++];
+  for (long i = chunk * CHUNK; i < row.size; i++) {
+    if (row.probs[i] >= least) passed += row.probs[i];
+    if (passed > goal && row.probs[i] >= least && row.probs[i] > 0) return i;
+  }
+  for (long i = row.size - 1; i > 0; i--)  // sums are rounded: the goal may lie behind the last one
+    if (row.probs[i] >= least && row.probs[i] > 0) return i;
+  return 0;
+}
+
+template <typename E>
+void draw(const E* logits, long stride, long size, const int64_t* rows, const float* temperature,
+          const int64_t* top_k, const float* top_p, const float* min_p, const double* points,
+          int64_t* tokens, long draws, int threads) {
+  pool::parallel_for(
+      draws, threads,
+      [&](long d) {
+        static thread_local Scratch scratch;
+        float* probs = (float*)scratch.reserve(size * sizeof(float));
+        const Settings settings{temperature[d], top_p[d], min_p[d], top_k[d]};
+        exponentiate(logits + rows[d] * stride, size, settings.temperature, probs);
+        const Row row{probs, size};
+        tokens[d] = walk(row, limit_of(row, settings), points[d]);
+      },
+      1);
+}
+
+}  // namespace
+
+#define LORAPLEX_DRAW(E, NAME)                                                                         \
+  extern "C" void NAME(const E* logits, long stride, long size, const int64_t* rows,                  \
+                       const float* temperature, const int64_t* top_k, const float* top_p,            \
+                       const float* min_p, const double* points, int64_t* tokens, long draws,         \
+                       int threads) {                                                                 \
+    draw<E>(logits, stride, size, rows, temperature, top_k, top_p, min_p, points, tokens, draws,      \
+            threads);                                                                                 \
+  }
+
+LORAPLEX_DRAW(float, lpx_draw_float)
+LORAPLEX_DRAW(bf16, lpx_draw_bf16)
