@@ -5,13 +5,13 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
+from loraplex.engine.arrivals import Arrivals
 from loraplex.engine.errors import EngineError, EngineUnavailable, error_of
 from loraplex.engine.protocol import (
     AbortRequest,
@@ -69,7 +69,6 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._preparing: asyncio.Task[None] | None = None
         self._connected = False
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def is_alive(self) -> bool:
@@ -80,7 +79,7 @@ class EngineClient:
         await self._ready.wait()
 
     async def start(self) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # keep nothing for an engine that is not there
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -91,45 +90,44 @@ class EngineClient:
         self._monitor = self._socket.get_monitor_socket(
             zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         )
+        self._arrivals = Arrivals(self._socket, self._receive)
+        self._changes = Arrivals(self._monitor, self._note_connection)
         self._socket.connect(self.address)
-        self._tasks = [
-            asyncio.create_task(self._watch_connection()),
-            asyncio.create_task(self._receive()),
-        ]
 
     async def close(self) -> None:
         """Fails what is under way and ends the connection. The engine itself goes on."""
         self._lose()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._changes.close()
+        self._arrivals.close()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
         self._context.term()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields the events of all choices, until each has had its last.
+    async def generate(self, *requests: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Yields the events of all choices of all requests, until each has had its last.
 
-        Closing or cancelling the iterator aborts the request.
+        Closing or cancelling the iterator aborts the requests that still run.
 
         Raises:
             EngineUnavailable: if the engine is not ready, or ends meanwhile.
-            RequestRejected: if it refuses the request or fails on it.
+            RequestRejected: as soon as it refuses one of the requests or fails on it.
         """
         if not self.is_alive:
             raise EngineUnavailable(STARTING)
-        open_choices = request.sampling.n
-        with self._inbox(request.request_id) as inbox:
+        open_choices = {request.request_id: request.sampling.n for request in requests}
+        with self._inbox(*open_choices) as inbox:
             try:
-                self._send(request)
+                for request in requests:
+                    self._send(request)
                 while open_choices:
                     event = await _next(inbox, TokenEvent)
-                    open_choices -= event.finish_reason is not None
+                    if event.finish_reason is not None:
+                        _count_down(open_choices, event.request_id)
                     yield event
             finally:
-                if open_choices:
-                    with contextlib.suppress(EngineUnavailable):
-                        self._send(AbortRequest(request.request_id))
+                with contextlib.suppress(EngineUnavailable):
+                    for request_id in open_choices:
+                        self._send(AbortRequest(request_id))
 
     async def register_adapter(self, command: RegisterAdapter) -> AdapterInfo:
         """Raises RequestRejected with every fault, or EngineUnavailable."""
@@ -152,25 +150,26 @@ class EngineClient:
             return await _next(inbox, answer)
 
     @contextlib.contextmanager
-    def _inbox(self, request_id: str) -> Iterator[Inbox]:
+    def _inbox(self, *request_ids: str) -> Iterator[Inbox]:
+        """One for all of them."""
         inbox: Inbox = asyncio.Queue()
-        self._inboxes[request_id] = inbox
+        self._inboxes |= dict.fromkeys(request_ids, inbox)
         try:
             yield inbox
         finally:
-            del self._inboxes[request_id]
+            for request_id in request_ids:
+                del self._inboxes[request_id]
 
     def _send(self, command: Command) -> None:
-        # With no high-water mark a connected socket takes it at once, so nothing is awaited.
-        sent = self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
-        if cast("asyncio.Future[None]", sent).exception() is not None:
-            raise EngineUnavailable(LOST)
+        try:
+            self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # there is no high-water mark, so it can only be gone
+            raise EngineUnavailable(LOST) from error
+        self._arrivals.look()
 
-    async def _receive(self) -> None:
-        while True:
-            for event in self._decoder.decode(await self._socket.recv()):
-                self._take(event)
-            await asyncio.sleep(0)  # awaiting a message that is there already lets nobody else run
+    def _receive(self, frames: list[bytes]) -> None:
+        for event in self._decoder.decode(frames[0]):
+            self._take(event)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -202,14 +201,13 @@ class EngineClient:
             self.times_ready += 1
             self._ready.set()
 
-    async def _watch_connection(self) -> None:
-        while True:
-            message: Any = await recv_monitor_message(self._monitor)
-            if message["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._connected = True
+    def _note_connection(self, frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._connected = True
+            with contextlib.suppress(EngineUnavailable):  # it has gone again, and comes back
                 self._send(Hello())
-            else:
-                self._lose()
+        else:
+            self._lose()
 
     def _lose(self) -> None:
         self._connected = False
@@ -230,3 +228,9 @@ async def _next(inbox: Inbox, kind: type[Answer]) -> Answer:
     if not isinstance(event, kind):
         raise EngineUnavailable(f"The engine answered with a {type(event).__name__}.")
     return event
+
+
+def _count_down(open_choices: dict[str, int], request_id: str) -> None:
+    open_choices[request_id] -= 1
+    if not open_choices[request_id]:
+        del open_choices[request_id]

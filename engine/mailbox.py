@@ -57,20 +57,14 @@ class Mailbox:
         return list(self._owners)
 
     def receive(self, timeout_ms: int) -> list[Command]:
-        """Waits for the first command at most `timeout_ms`, then takes all that are there.
+        """All commands that are there; if none is, those that come first within `timeout_ms`.
 
         A `Hello` is answered here. Commands that cannot be read are refused here.
         """
-        commands: list[Command] = []
-        if not self._socket.poll(timeout_ms):
-            return commands
-        while True:
-            try:
-                client, frame = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return commands
-            if (command := self._open(client, frame)) is not None:
-                commands.append(command)
+        commands = self._take_all()
+        if not commands and timeout_ms and self._socket.poll(timeout_ms):
+            commands = self._take_all()
+        return commands
 
     def send(self, events: list[Event]) -> list[str]:
         """Returns the ids of requests whose client has gone; nobody waits for them any more."""
@@ -90,6 +84,16 @@ class Mailbox:
         """Sends what is under way for at most a second."""
         self._socket.close(linger=1000)
         self._context.term()
+
+    def _take_all(self) -> list[Command]:
+        commands: list[Command] = []
+        while True:
+            try:
+                client, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return commands
+            if (command := self._open(client, frame)) is not None:
+                commands.append(command)
 
     def _open(self, client: bytes, frame: bytes) -> Command | None:
         try:

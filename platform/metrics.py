@@ -48,6 +48,7 @@ class Metrics:
     """Times requests as this process sees them, and shows the engine's numbers beside them."""
 
     def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
         self._registry = CollectorRegistry()
         self._engine = _EngineCollector(model_name)
         self._registry.register(self._engine)
@@ -61,7 +62,6 @@ class Metrics:
         self._per_token = self._histogram("time_per_output_token_seconds", SHORT)
         self._between_tokens = self._histogram("inter_token_latency_seconds", SHORT)
         self._whole = self._histogram("e2e_request_latency_seconds", LONG)
-        self._model_name = model_name
 
     def render(self, stats: EngineStats | None) -> bytes:
         """Prometheus text. `stats` is None while there is no engine to ask."""
@@ -90,23 +90,22 @@ class Metrics:
                 self._finished.labels(self._model_name, outcome).inc(num_choices)
 
     def _note(self, item: ChoiceEvent, start: float, latest: dict[int, float]) -> None:
-        now, event, name = time.monotonic(), item.event, self._model_name
+        now, event = time.monotonic(), item.event
         if item.choice not in latest:
-            self._first_token.labels(name).observe(now - start)
+            self._first_token.observe(now - start)
         elif event.token_ids:
-            gap = (now - latest[item.choice]) / len(event.token_ids)
-            self._between_tokens.labels(name).observe(gap)
+            self._between_tokens.observe((now - latest[item.choice]) / len(event.token_ids))
         latest[item.choice] = now
         if event.finish_reason is not None:
-            self._finished.labels(name, event.finish_reason.value).inc()
-            self._whole.labels(name).observe(now - start)
+            self._finished.labels(self._model_name, event.finish_reason.value).inc()
+            self._whole.observe(now - start)
             if event.usage is not None:
-                per_token = (now - start) / max(1, event.usage.completion_tokens)
-                self._per_token.labels(name).observe(per_token)
+                self._per_token.observe((now - start) / max(1, event.usage.completion_tokens))
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         text = name.replace("_", " ")
-        return Histogram(f"vllm:{name}", text, [LABEL], buckets=buckets, registry=self._registry)
+        family = Histogram(f"vllm:{name}", text, [LABEL], buckets=buckets, registry=self._registry)
+        return family.labels(self._model_name)
 
 
 class _EngineCollector(Collector):

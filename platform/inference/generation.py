@@ -1,6 +1,5 @@
 """Generation: one API call on its way, from checked body to the engine's events."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -42,39 +41,9 @@ async def run(engine: EngineClient, generation: Generation) -> AsyncGenerator[Ch
     Raises:
         EngineError: as soon as one prompt fails; the others are aborted.
     """
-    inbox: asyncio.Queue[ChoiceEvent | Exception | None] = asyncio.Queue()
-    readers = [
-        asyncio.create_task(_read(engine, generation, number, inbox))
-        for number in range(len(generation.requests))
-    ]
-    try:
-        open_prompts = len(readers)
-        while open_prompts:
-            item = await inbox.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                open_prompts -= 1
-            else:
-                yield item
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _read(
-    engine: EngineClient,
-    generation: Generation,
-    prompt: int,
-    inbox: "asyncio.Queue[ChoiceEvent | Exception | None]",
-) -> None:
-    first = prompt * generation.choices_per_prompt
-    try:
-        async with contextlib.aclosing(engine.generate(generation.requests[prompt])) as events:
-            async for event in events:
-                inbox.put_nowait(ChoiceEvent(prompt, first + event.index, event))
-    except Exception as error:
-        inbox.put_nowait(error)
-    else:
-        inbox.put_nowait(None)
+    requests, choices = generation.requests, generation.choices_per_prompt
+    numbers = {request.request_id: number for number, request in enumerate(requests)}
+    async with contextlib.aclosing(engine.generate(*requests)) as events:
+        async for event in events:
+            prompt = numbers[event.request_id]
+            yield ChoiceEvent(prompt, prompt * choices + event.index, event)
