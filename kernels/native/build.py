@@ -85,7 +85,7 @@ def build(target: Target, compiler: str, folder: Path) -> Path:
         NativeUnavailable: the compiler failed, or the folder cannot be written.
     """
     sources = sorted([*KERNELS.glob("*/cpu.cpp"), *KERNELS.glob("native/*.cpp")])
-    headers = sorted((KERNELS / "native").glob("*.h"))
+    headers = sorted(KERNELS.glob("*/*.h"))
     flags = (*_FLAGS, *target.compiler_flags)
     version = _run(compiler, "--version")
     digest = hashlib.sha256("\0".join((version, *flags)).encode())

@@ -35,10 +35,8 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
             sin.stride(1),
         ),
     )
-    is_wide = query.dtype == torch.float32
-    kernel = "lpx_rotate_float" if is_wide else "lpx_rotate_bf16"
     launch(
-        kernel,
+        "lpx_rotate_float" if query.dtype == torch.float32 else "lpx_rotate_bf16",
         query,
         key,
         cos,
