@@ -16,26 +16,35 @@ struct Greatest {
 
 bool is_greater(float a, float b) { return a > b || (std::isnan(a) && !std::isnan(b)); }
 
-// The first greatest of x[begin:end]. A block is looked at number by number only where it holds one that
-// is greater than all before, which is seldom, or where it holds what is no finite number.
+// The first greatest of x[begin:end], number by number.
+template <typename E>
+Greatest search(const E* x, long begin, long end) {
+  Greatest best{to_float(x[begin]), begin};
+  for (long i = begin + 1; i < end; i++)
+    if (is_greater(to_float(x[i]), best.value)) best = {to_float(x[i]), i};
+  return best;
+}
+
+// The same: only the first block that holds the greatest is searched, if all numbers are finite.
 template <typename E>
 Greatest find_greatest(const E* x, long begin, long end) {
   constexpr long BLOCK = 16 * LANES;
-  Greatest best{to_float(x[begin]), begin};
-  for (long first = begin; first < end; first += BLOCK) {
-    const long last = std::min(first + BLOCK, end);
-    if (last == first + BLOCK) {
-      V peak = fill(best.value), odd = zero();
-      for (long i = first; i < last; i += LANES) {
-        const V v = load(x + i);
-        peak = max(peak, v), odd = add(odd, sub(v, v));
-      }
-      if (!(highest(peak) > best.value) && sum(odd) == 0) continue;
+  V odd = zero();
+  float peak = -INFINITY;
+  long found = begin, first = begin;
+  for (; first + BLOCK <= end; first += BLOCK) {
+    V block = load(x + first);
+    for (long i = first; i < first + BLOCK; i += LANES) {
+      const V v = load(x + i);
+      block = max(block, v), odd = add(odd, sub(v, v));
     }
-    for (long i = first; i < last; i++)
-      if (is_greater(to_float(x[i]), best.value)) best = {to_float(x[i]), i};
+    if (highest(block) > peak) peak = highest(block), found = first;
   }
-  return best;
+  if (sum(odd) != 0 || first == begin) return search(x, begin, end);
+  Greatest best = search(x, found, found + BLOCK);
+  if (first == end) return best;
+  const Greatest rest = search(x, first, end);
+  return is_greater(rest.value, best.value) ? rest : best;
 }
 
 // values, ids [R, parts] are working memory.
