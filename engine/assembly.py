@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import AutoTokenizer
 
 from loraplex.adapters.injection import LoRASites, inject_lora
@@ -37,6 +36,7 @@ from loraplex.engine.norms import swap_norms
 from loraplex.engine.packing import pack_linears
 from loraplex.engine.policy import FCFSPolicy
 from loraplex.engine.protocol import StartProgress
+from loraplex.engine.rotary import swap_rotary
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.step_buffers import StepBuffers
@@ -81,7 +81,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
-    _put_kernels_in(loaded.model, kernels)
+    _put_kernels_in(loaded, probe, kernels)
     adapter_memory = _adapter_memory(config, loaded, sites)
     lora = LoRAManager(
         sites,
@@ -103,7 +103,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         ),
         stops,
     )
-    sampler = Sampler(stops, TokenText(tokenizer))
+    sampler = Sampler(stops, TokenText(tokenizer), kernels)
     forward = Forward(loaded, attention, context)
     graphs = _graphs(config, forward, kv, kernels)
     runner = ModelRunner(forward, cache, sampler, graphs)
@@ -127,14 +127,15 @@ def _graphs(
 
 
 @torch.inference_mode()
-def _put_kernels_in(model: nn.Module, kernels: Kernels) -> None:
+def _put_kernels_in(loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels) -> None:
     """Replaces what our kernels compute faster; attention and LoRA are there already."""
     if kernels is NAIVE:
         return
-    swap_norms(model, kernels)
-    swap_feed_forward(model, kernels)
+    swap_norms(loaded.model, kernels)
+    swap_rotary(probe.modules.values(), loaded.dtype, kernels)
+    swap_feed_forward(loaded.model, kernels)
     if kernels.packs_linears:
-        pack_linears(model)
+        pack_linears(loaded.model)
 
 
 def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites) -> int:

@@ -18,16 +18,18 @@ from loraplex.engine.scheduler import ModelRunnerOutput, SampledToken
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
+from loraplex.kernels.dispatch import NAIVE, Kernels
+from loraplex.kernels.draw.settings import DrawSettings
 
 _LARGEST = 1e30
 _LEAST_LOGPROB = -9999.0
-_NUCLEUS_GUESS = 1024  # most likely tokens looked at before all of them are sorted
 
 
 class Sampler:
-    def __init__(self, stops: StopChecker, token_text: TokenText) -> None:
+    def __init__(self, stops: StopChecker, token_text: TokenText, kernels: Kernels = NAIVE) -> None:
         self._stops = stops
         self._token_text = token_text
+        self._kernels = kernels
 
     def sample(self, logits: Tensor, rows: list[LogitsRow]) -> ModelRunnerOutput:
         """Chooses tokens and reads logprobs.
@@ -37,44 +39,68 @@ class Sampler:
             rows: what each of the R rows is for.
         """
         result = ModelRunnerOutput()
-        greedy = logits.max(dim=-1).indices.tolist() if rows else []
+        chosen = self._choose_all(logits, rows)
         for index, row in enumerate(rows):
             if row.prompt_position >= 0:
                 self._prompt_logprobs(logits[index], row, result)
                 continue
-            params = row.sequence.sampling
-            plain = params.is_greedy and not _changes_logits(row.sequence)
-            tokens = (
-                [greedy[index]] * row.num_samples
-                if plain
-                else self._choose(logits[index].float(), row)
-            )
+            num_logprobs = row.sequence.sampling.logprobs
             result.samples[row.sequence.seq_id] = [
-                SampledToken(token, self._logprobs(logits[index], token, params.logprobs))
-                for token in tokens
+                SampledToken(token, self._logprobs(logits[index], token, num_logprobs))
+                for token in chosen[index]
             ]
         return result
 
-    def _choose(self, logits: Tensor, row: LogitsRow) -> list[int]:
-        """logits [V] float32 -> one token for each sample."""
-        sequence = row.sequence
-        logits = self._process(logits, sequence)
-        if sequence.sampling.is_greedy:
-            return [int(logits.argmax())] * row.num_samples
-        tokens, probs = candidates(logits, sequence.sampling)
-        cumulative = probs.double().cumsum(0)
-        points = [
-            uniform(sequence.seed, sequence.index + choice, sequence.num_output_tokens)
+    def _choose_all(self, logits: Tensor, rows: list[LogitsRow]) -> dict[int, list[int]]:
+        """-> by index of the row, a token for each of its samples."""
+        sampled = {i: row for i, row in enumerate(rows) if row.prompt_position < 0}
+        changed = [i for i, row in sampled.items() if _changes_logits(row.sequence)]
+        plain = {i: row for i, row in sampled.items() if i not in changed}
+        chosen = self._choose(logits, plain)
+        if changed:
+            processed = [self._process(logits[i], rows[i].sequence) for i in changed]
+            found = self._choose(torch.stack(processed), dict(enumerate(rows[i] for i in changed)))
+            chosen |= {changed[index]: tokens for index, tokens in found.items()}
+        return chosen
+
+    def _choose(self, logits: Tensor, rows: dict[int, LogitsRow]) -> dict[int, list[int]]:
+        """logits [R, V] and what wants a token from which row -> by row, one for each sample."""
+        chosen: dict[int, list[int]] = {}
+        greedy = {i: row for i, row in rows.items() if row.sequence.sampling.is_greedy}
+        if greedy:
+            best = self._kernels.argmax(logits).tolist()
+            chosen |= {i: [best[i]] * row.num_samples for i, row in greedy.items()}
+        drawn = {i: row for i, row in rows.items() if i not in greedy}
+        if drawn:
+            chosen |= self._draw(logits, drawn)
+        return chosen
+
+    def _draw(self, logits: Tensor, rows: dict[int, LogitsRow]) -> dict[int, list[int]]:
+        draws = [
+            (index, row.sequence, choice)
+            for index, row in rows.items()
             for choice in range(row.num_samples)
         ]
-        at = torch.tensor(points, dtype=torch.double, device=logits.device) * cumulative[-1]
-        indices = torch.searchsorted(cumulative, at, right=True).clamp_max(len(probs) - 1)
-        return [int(token) for token in (indices if tokens is None else tokens[indices])]
+        device = logits.device
+        tokens = self._kernels.draw(
+            logits,
+            torch.tensor([index for index, _, _ in draws], device=device),
+            draw_settings([sequence.sampling for _, sequence, _ in draws], device),
+            torch.tensor(
+                [uniform(s.seed, s.index + choice, s.num_output_tokens) for _, s, choice in draws],
+                dtype=torch.double,
+                device=device,
+            ),
+        ).tolist()
+        chosen: dict[int, list[int]] = {index: [] for index in rows}
+        for (index, _, _), token in zip(draws, tokens, strict=True):
+            chosen[index].append(token)
+        return chosen
 
     def _process(self, logits: Tensor, sequence: Sequence) -> Tensor:
-        """Bias, minimum length and penalties; logits [V] float32 -> [V]."""
+        """Bias, minimum length and penalties; logits [V] -> [V] float32, a copy."""
         params = sequence.sampling
-        logits = logits.clone()
+        logits = logits.to(torch.float32, copy=True)
         if params.logit_bias:
             tokens = torch.tensor(list(params.logit_bias), device=logits.device)
             logits[tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
@@ -143,38 +169,11 @@ def apply_penalties(logits: Tensor, sequence: Sequence) -> None:
         logits[tokens] -= params.frequency_penalty * amounts + params.presence_penalty
 
 
-def candidates(logits: Tensor, params: SamplingParams) -> tuple[Tensor | None, Tensor]:
-    """The tokens that may be drawn, and their probabilities (not normalised).
-
-    Temperature, then top-k, then top-p over what is left, then min-p.
-
-    Args:
-        logits: [V] float32.
-
-    Returns:
-        (tokens [C] or None for all in order, probabilities [C] float32).
-    """
-    logits = (logits - logits.max()) / params.temperature  # the smallest temperature stays finite
-    top_k = params.top_k if 0 < params.top_k < len(logits) else None
-    if top_k is None and params.top_p == 1.0:
-        probs = torch.softmax(logits, dim=-1)
-        return None, _drop_unlikely(probs, params.min_p)
-    if top_k is not None:
-        values, tokens = torch.topk(logits, top_k)
-        probs = torch.softmax(values, dim=-1)
-    else:
-        tokens, probs = _likeliest(torch.softmax(logits, dim=-1), params.top_p)
-    outside = probs.cumsum(0) - probs >= params.top_p
-    return tokens, _drop_unlikely(probs.masked_fill(outside, 0.0), params.min_p)
-
-
-def _drop_unlikely(probs: Tensor, min_p: float) -> Tensor:
-    return probs if min_p == 0.0 else probs.masked_fill(probs < min_p * probs.max(), 0.0)
-
-
-def _likeliest(probs: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """Tokens and probabilities in falling order, at least as many as hold the mass."""
-    values, tokens = torch.topk(probs, min(_NUCLEUS_GUESS, len(probs)))
-    if float(values.sum()) < mass and len(tokens) < len(probs):
-        values, tokens = torch.sort(probs, descending=True)
-    return tokens, values
+def draw_settings(params: list[SamplingParams], device: torch.device) -> DrawSettings:
+    """Of one draw for each of these."""
+    return DrawSettings(
+        torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
+        torch.tensor([max(p.top_k, 0) for p in params], device=device),
+        torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
+        torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
+    )
