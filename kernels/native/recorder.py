@@ -29,6 +29,7 @@ _ALLOCATIONS = {
 }
 _VIEWS = {aten._unsafe_view.default}  # whose schemas do not say that they are
 _READS = {aten.resolve_conj.default}  # what `tolist` and `numpy` begin with
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 _STEERING = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
@@ -92,11 +93,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _READS or not _STEERING.isdisjoint(func.tags):
+        if func in _READS:
             raise RecordingRefused(f"{func} reads values on the host")
         if func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
+        if _steers_the_host(func, args):
+            raise RecordingRefused(f"what {func} gives depends on values")
         if func in _VIEWS or (_returns_alias(func) and not func._schema.is_mutable):
             return func(*args, **kwargs)
         if func in _ALLOCATIONS:
@@ -143,6 +146,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._calls:
             self._steps.append(NativeSegment((Call * len(self._calls))(*self._calls)))
             self._calls = []
+
+
+def _steers_the_host(func: OpOverload, args: Any) -> bool:
+    """Whether a number, or the size of a result, depends on values, or chance does."""
+    if func in _INDEXING:
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return not _STEERING.isdisjoint(func.tags)
 
 
 def _returns_alias(func: OpOverload) -> bool:
