@@ -10,7 +10,7 @@ from loraplex.kernels.attention.spans import QuerySpans
 
 MIN_DIM = 16  # of any side of a matrix product on tensor cores
 
-_FEW_ROWS = 32  # tiles of no more wait for memory, those of more compute
+_MAX_HEADS = 32  # of a tile
 _SPLIT_KEYS = 128  # so many are worth a program of their own
 _MAX_SPLITS = 64
 _PROCESSORS_OF_H100 = 132  # taken where no GPU is: to interpret, or to compile ahead for one
@@ -26,8 +26,10 @@ class _Loop:
     programs: int  # per processor, up to which keys are split
 
 
-# (head dim, bytes of a number) up to which a line holds: most rows of a tile, then how few rows and
-# how that many are computed. Nothing spills, and any GPU from sm_80 on has the shared memory.
+# (head dim, bytes of a number) up to which a line holds: most rows of a tile, then the loops of few
+# rows, which wait for memory, and of most rows, which wait for products. Between the two there is
+# nothing, so that few binaries serve all batches. None spills, and any GPU from sm_80 on has the
+# shared memory.
 _SIZES = {
     (64, 2): (128, _Loop(128, 4, 3, 8), _Loop(64, 8, 2, 4)),
     (128, 2): (64, _Loop(64, 4, 3, 8), _Loop(64, 4, 3, 4)),
@@ -47,6 +49,7 @@ class Tiling:
     keys: int  # a power of two
     warps: int
     stages: int  # tiles of keys in flight
+    one_tile: bool = False  # for each sequence, known not to have more tokens
     splits: int = 1  # programs that share the keys of the same rows
     min_tiles: int = 1  # tiles of keys below which a share is not worth a program
 
@@ -54,15 +57,11 @@ class Tiling:
         """Programs that the query heads of one KV head are divided among."""
         return -(-group // self.heads)
 
-    def several_tiles(self, spans: QuerySpans) -> bool:
-        """Whether some sequence may have more tokens than a tile."""
-        return spans.max_query_len > self.rows // self.heads
-
-    def num_tiles(self, num_tokens: int, spans: QuerySpans) -> int:
+    def num_tiles(self, num_tokens: int, num_sequences: int) -> int:
         """Enough for every way to divide the tokens among the sequences."""
-        if self.several_tiles(spans):
-            return num_tokens // (self.rows // self.heads) + spans.num_sequences
-        return spans.num_sequences
+        if self.one_tile:
+            return num_sequences
+        return num_tokens // (self.rows // self.heads) + num_sequences
 
 
 def choose_tiling(
@@ -84,13 +83,22 @@ def choose_tiling(
     group = num_heads // kv_heads
     widest = max(key_dim, value_cache.shape[-1])
     max_rows, few, many = _sizes(widest, key_cache.element_size())
-    heads = min(group, max_rows)
-    wanted = power_of_two(heads * spans.max_query_len)
-    rows, loop = (wanted, few) if wanted <= min(_FEW_ROWS, max_rows) else (max_rows, many)
+    heads = min(group, max_rows, _MAX_HEADS)
+    rows = power_of_two(heads)
+    one_tile = heads * spans.max_query_len <= rows
+    if not one_tile:
+        rows = max_rows
+    loop = few if one_tile else many
     tiling = Tiling(
-        rows, heads, loop.keys, loop.warps, loop.stages, min_tiles=_SPLIT_KEYS // loop.keys
+        rows,
+        heads,
+        loop.keys,
+        loop.warps,
+        loop.stages,
+        one_tile,
+        min_tiles=_SPLIT_KEYS // loop.keys,
     )
-    programs = tiling.num_tiles(num_tokens, spans) * kv_heads * tiling.parts(group)
+    programs = tiling.num_tiles(num_tokens, spans.num_sequences) * kv_heads * tiling.parts(group)
     keys_of_tile = spans.max_seq_len
     if window is not None:
         keys_of_tile = min(keys_of_tile, window + spans.max_query_len)

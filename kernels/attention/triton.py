@@ -59,7 +59,8 @@ def attend(
         parts = query.new_empty(*shape, value_dim, dtype=torch.float32)
         lse = query.new_empty(shape, dtype=torch.float32)
     group = num_heads // kv_heads
-    grid = (tiling.num_tiles(num_tokens, spans), kv_heads * tiling.parts(group), tiling.splits)
+    tiles = tiling.num_tiles(num_tokens, spans.num_sequences)
+    grid = (tiles, kv_heads * tiling.parts(group), tiling.splits)
     attention_kernel[grid](
         query,
         key_cache,
@@ -89,7 +90,7 @@ def attend(
         ROWS=tiling.rows,
         KEYS=tiling.keys,
         MIN_TILES=tiling.min_tiles,
-        SEARCH=tiling.several_tiles(spans),
+        SEARCH=not tiling.one_tile,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )

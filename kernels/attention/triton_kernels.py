@@ -49,7 +49,7 @@ def attention_kernel(
     ROWS: tl.constexpr,  # of a tile: its tokens times HEADS, padded to a power of two
     KEYS: tl.constexpr,  # of a tile
     MIN_TILES: tl.constexpr,  # tiles of keys that are worth a split
-    SEARCH: tl.constexpr,  # whether a sequence may have more tiles than one
+    SEARCH: tl.constexpr,  # for a sequence of several tiles, or of one
 ):
     """Grid: tiles of queries, KV heads * parts of a group, splits."""
     TOKENS: tl.constexpr = ROWS // HEADS

@@ -96,7 +96,7 @@ def test_a_window_hides_what_lies_behind_it(window: int, chunk: int) -> None:
 def test_keys_may_be_split_among_programs(dtype: torch.dtype, splits: int) -> None:
     batch = paged_batch(Layout(dtype=dtype), FIVE_TILES, [1] * 5)
 
-    assert_equals_naive(batch, replace(SMALL, splits=splits))
+    assert_equals_naive(batch, replace(SMALL, one_tile=True, splits=splits))
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -221,6 +221,18 @@ def test_long_contexts_are_split_and_full_machines_are_not() -> None:
     assert splits(1, 32768) == 64
     assert splits(1, 32768, window=250) == 2
     assert splits(200, 32768) == 1
+
+
+def test_few_binaries_serve_all_batches() -> None:
+    layout = Layout(8, 2)
+
+    def binary(num_sequences: int, num_queries: int) -> tuple[int, int, bool]:
+        queries = [num_queries] * num_sequences
+        batch = paged_batch(layout, queries, queries)
+        tiling = choose_tiling(*batch.arguments[:3], batch.spans, None)
+        return tiling.rows, tiling.keys, tiling.one_tile
+
+    assert len({binary(n, q) for n in (1, 3, 20) for q in (1, 2, 5, 9, 33)}) == 2
 
 
 def test_heads_beyond_what_a_processor_holds_are_refused() -> None:
