@@ -14,6 +14,15 @@ class Group:
     needs: tuple[str, ...] = ()  # modules that may be missing where only kernels are checked
 
 
+_OF_ENGINE = (
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "peft",
+    "msgspec",
+    "filelock",
+    "psutil",
+)
 GROUPS = {
     "ceilings": Group("gpu.ceilings", 60),
     "decode": Group("gpu.attention", 80),
@@ -22,6 +31,7 @@ GROUPS = {
     "cache": Group("gpu.cache", 25),
     "rows": Group("gpu.rows", 40),
     "robust": Group("gpu.robust", 30),
+    "engine": Group("gpu.engine", 180, needs=_OF_ENGINE),
 }
 
 

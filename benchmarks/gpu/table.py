@@ -1,14 +1,16 @@
 """The records as a table for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-HEADS = ("group", "case", "right", "error", "us", "copy", "matmul", "goal us", "met", "peers, us")
+HEADS = ("group", "case", "right", "error", "us", "copy", "matmul", "goal us", "met", "beside it")
+_ANSWERS = {True: "yes", False: "NO", None: ""}
+_SHOWN = {"seconds", "tokens_per_second", "why"}
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
     """Markdown: one line for each timed or wrong case, and one for all others of a group."""
-    shown = [r for r in records if "seconds" in r or r.get("ok") is False]
+    shown = [r for r in records if _SHOWN & r.keys() or r.get("ok") is False]
     lines = [_line(HEADS), _line(["---"] * len(HEADS)), *map(_row, shown)]
     for group in dict.fromkeys(r["group"] for r in records):
         others = [r for r in records if r["group"] == group and r not in shown and "ok" in r]
@@ -20,21 +22,30 @@ def table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _row(record: dict[str, Any]) -> str:
-    peers = record.get("peers", {})
     return _line(
         [
             record["group"],
             record["case"] + (f": {record['why']}" if "why" in record else ""),
-            "yes" if record["ok"] else "NO",
+            _ANSWERS[record.get("ok")],
             f"{record['error']:.1e}" if "error" in record else "",
             _us(record.get("seconds")),
             _percent(record.get("copy_share")),
             _percent(record.get("matmul_share")),
             _us(record.get("goal")),
-            {True: "yes", False: "no"}.get(record.get("met"), ""),  # type: ignore[call-overload]
-            "; ".join(f"{name} {_us(seconds)}" for name, seconds in peers.items()),
+            _ANSWERS[record.get("met")].lower(),
+            "; ".join(_notes(record)),
         ]
     )
+
+
+def _notes(record: dict[str, Any]) -> Iterator[str]:
+    if "over_base" in record:
+        floor = record["floor_over_base"]
+        yield f"{record['over_base']:.2f} of the base step, {floor:.2f} by bytes alone"
+    if "tokens_per_second" in record:
+        yield f"{record['tokens_per_second']:.0f} tokens/s"
+    for name, seconds in record.get("peers", {}).items():
+        yield f"{name} {_us(seconds)} us" if isinstance(seconds, float) else f"{name}: {seconds}"
 
 
 def _us(seconds: object) -> str:
