@@ -96,7 +96,6 @@ def _add_expanded(
         hidden,
         out,
         table.entries,
-        table.scalings,
         batch.rows,
         batch.slots,
         batch.starts,

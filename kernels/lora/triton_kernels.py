@@ -8,7 +8,6 @@ from loraplex.kernels.lora import triton_table as table
 _ENTRY = tl.constexpr(table.ENTRY)
 _HEADER = tl.constexpr(table.HEADER)
 _FIELDS = tl.constexpr(table.FIELDS)
-_MAX_SLICES = tl.constexpr(table.MAX_SLICES)
 _MAX_RANKS = tl.constexpr(table.MAX_RANKS)
 _ALIGNMENT = tl.constexpr(table.ALIGNMENT)
 
@@ -156,7 +155,6 @@ def expand_kernel(
     hidden,  # [parts, T, MAX_RANKS] float32
     out,  # [T, width]
     entries,
-    scalings,
     rows,
     slots,
     starts,
@@ -187,12 +185,12 @@ def expand_kernel(
     is_adapted = column < 0
     num_adapted = 0
     hidden_rows = hidden + places[:, None] * _MAX_RANKS
-    scaling = scalings + slot * _MAX_SLICES
     for index in range(tl.load(entry + 2).to(tl.int32)):
         fields = entry + _HEADER + index * _FIELDS
         start = tl.load(fields).to(tl.int32)
         stop = start + tl.load(fields + 1).to(tl.int32)
         slice_ranks = tl.load(fields + 2).to(tl.int32)
+        scaling = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
         b = tl.multiple_of(tl.load(fields + 3).to(tl.pointer_type(WEIGHTS)), 16)
         overlaps = (start < first_column + COLUMNS) & (first_column < stop)
         is_adapted = is_adapted | ((start <= column) & (column < stop))
@@ -215,7 +213,7 @@ def expand_kernel(
                 mask=is_rank[:, None] & is_stored[None, :],
                 other=0.0,
             )
-            total = _multiply_hidden(hidden_tile * tl.load(scaling + index), b_tile, total)
+            total = _multiply_hidden(hidden_tile * scaling, b_tile, total)
         hidden_rows += slice_ranks
     if num_adapted > 0:
         row = tl.load(rows + places, mask=is_row, other=0)

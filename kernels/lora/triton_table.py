@@ -1,5 +1,7 @@
 """LoRATable: where a layer's adapters lie on the device, as the Triton kernels read it."""
 
+import struct
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,7 +11,7 @@ from loraplex.kernels.lora.operands import LoRAOperand
 MAX_SLICES = 4  # adapted members of one fused linear
 MAX_RANKS = 256 * MAX_SLICES  # of all its slices together
 HEADER = 3  # an entry begins: address of A or 0 where the slot is empty, ranks, number of slices
-FIELDS = 4  # then for each slice: first column, width, rank, address of B
+FIELDS = 5  # then for each slice: first column, width, rank, address of B, scaling's bits
 ENTRY = HEADER + FIELDS * MAX_SLICES
 ALIGNMENT = 16  # numbers, to which rows of B keep the place that their column has in the output
 
@@ -22,15 +24,13 @@ class LoRATable:
 
     Attributes:
         entries: [slots, ENTRY] int64.
-        scalings: [slots, MAX_SLICES] float32.
         dtype: of all weights.
     """
 
     def __init__(self, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self.entries = torch.zeros(num_slots, ENTRY, dtype=torch.int64, device=device)
-        self.scalings = torch.zeros(num_slots, MAX_SLICES, dtype=torch.float32, device=device)
         self.dtype = dtype
-        self._weights: list[tuple[Tensor, ...]] = [()] * num_slots  # what the entries point at
+        self._weights: list[list[Tensor]] = [[]] * num_slots  # what the entries point at
 
     def set(self, slot: int, operand: LoRAOperand | None) -> None:
         """Puts an adapter's weights into a slot, or None to empty it.
@@ -38,26 +38,24 @@ class LoRATable:
         Raises:
             ValueError: more slices or ranks than an entry has room for.
         """
-        entry, scalings = [0] * ENTRY, [0.0] * MAX_SLICES
-        weights: tuple[Tensor, ...] = ()
-        if operand is not None:
-            if len(operand.slices) > MAX_SLICES or operand.a.shape[0] > MAX_RANKS:
-                raise ValueError(
-                    f"{len(operand.slices)} slices of {operand.a.shape[0]} ranks do not fit into "
-                    f"an entry for {MAX_SLICES} slices of {MAX_RANKS} ranks"
-                )
-            a = self._way_down(operand.a.to(self.entries.device, self.dtype))
-            entry[:HEADER] = a.data_ptr(), operand.a.shape[0], len(operand.slices)
-            weights = (a,)
-            for index, (start, b, scaling) in enumerate(operand.slices):
-                packed = self._way_up(b.to(self.entries.device, self.dtype), start)
-                first = HEADER + FIELDS * index
-                entry[first : first + FIELDS] = start, *b.shape, packed.data_ptr()
-                scalings[index] = scaling
-                weights = (*weights, packed)
-        self.entries[slot].copy_(torch.tensor(entry))
-        self.scalings[slot].copy_(torch.tensor(scalings))
+        entry, weights = self._describe(operand) if operand is not None else ([], [])
+        self.entries[slot].copy_(torch.tensor(entry + [0] * (ENTRY - len(entry))))
         self._weights[slot] = weights
+
+    def _describe(self, operand: LoRAOperand) -> tuple[list[int], list[Tensor]]:
+        """-> an adapter's entry, and its weights as the kernels read them."""
+        if len(operand.slices) > MAX_SLICES or operand.a.shape[0] > MAX_RANKS:
+            raise ValueError(
+                f"{len(operand.slices)} slices of {operand.a.shape[0]} ranks do not fit into "
+                f"an entry for {MAX_SLICES} slices of {MAX_RANKS} ranks"
+            )
+        a = self._way_down(operand.a.to(self.entries.device, self.dtype))
+        entry, weights = [a.data_ptr(), operand.a.shape[0], len(operand.slices)], [a]
+        for start, b, scaling in operand.slices:
+            weights.append(self._way_up(b.to(self.entries.device, self.dtype), start))
+            bits = int.from_bytes(struct.pack("<f", scaling), "little", signed=True)
+            entry += (start, *b.shape, weights[-1].data_ptr(), bits)
+        return entry, weights
 
     @staticmethod
     def _way_down(a: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Rows so far apart that 32 bits do not count the numbers between them."""
+"""Rows so far apart that 32 bits do not count the numbers between the first and the third."""
 
 import torch
 from torch import Tensor
 
-APART = 2**31 + 16
+APART = 2**30 + 16  # each step fits into 32 bits, so that a launch is given it in 32 bits
 
 
 def far_apart(rows: Tensor) -> Tensor:
-    """[N, ...] copied to a CPU tensor in which a step along the first dimension is APART numbers.
+    """[3, ...] copied to a CPU tensor in which a step along the first dimension is APART numbers.
 
     What lies between is never touched, so that it takes addresses and no memory.
     """

@@ -158,7 +158,7 @@ def test_an_empty_slot_leaves_its_rows_as_they_are() -> None:
 def test_a_table_stays_where_it_is_when_adapters_come_and_go() -> None:
     first, second = random_operand(32, QKV), random_operand(32, [(0, 96, 5)])
     table = table_of([first], torch.float32)
-    places = table.entries.data_ptr(), table.scalings.data_ptr()
+    place = table.entries.data_ptr()
     x, out = random(2, 32), random(2, 96)
     segments = [(torch.tensor([1]), second)]
     batch, want = on_device(segments, 2), out.clone()
@@ -168,7 +168,7 @@ def test_a_table_stays_where_it_is_when_adapters_come_and_go() -> None:
     table.set(0, second)
     add_lora(out, x, table, batch)
 
-    assert (table.entries.data_ptr(), table.scalings.data_ptr()) == places
+    assert table.entries.data_ptr() == place
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
 
 
@@ -235,9 +235,9 @@ def test_a_linear_that_stayed_in_float32_gets_its_delta_too() -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
 def test_rows_may_lie_further_apart_than_an_int32_counts() -> None:
-    x, out = (far_apart(random(2, 48, dtype=torch.float16)) for _ in range(2))
+    x, out = (far_apart(random(3, 48, dtype=torch.float16)) for _ in range(2))
 
-    assert_equals_naive(out, x, [(torch.arange(2), random_operand(48, [(0, 48, 4)], x.dtype))])
+    assert_equals_naive(out, x, [(torch.arange(3), random_operand(48, [(0, 48, 4)], x.dtype))])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -58,8 +58,8 @@ def test_what_it_gives_lies_token_by_token() -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="maps memory that it never touches")
 def test_tokens_may_lie_further_apart_than_an_int32_counts() -> None:
-    query, key = (torch.randn(1, 2, 2, 16, dtype=torch.float16) for _ in range(2))
-    cos, sin = (torch.randn(1, 2, 16, dtype=torch.float16) for _ in range(2))
+    query, key = (torch.randn(1, 2, 3, 16, dtype=torch.float16) for _ in range(2))
+    cos, sin = (torch.randn(1, 3, 16, dtype=torch.float16) for _ in range(2))
     far = [far_apart(x[0].transpose(0, 1)).transpose(0, 1).unsqueeze(0) for x in (query, key)]
     far += [far_apart(x[0]).unsqueeze(0) for x in (cos, sin)]
 
