@@ -9,8 +9,6 @@ from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.dispatch import Kernels
 from loraplex.kernels.kv_cache.triton import gather_blocks, scatter_blocks
 from loraplex.kernels.lora.batch import LoRABatch
-from loraplex.kernels.rotary.triton import rotate
-from loraplex.kernels.sampling.triton import argmax
 from loraplex.kernels.triton_set import triton_kernels
 
 META = torch.device("meta")
@@ -89,7 +87,7 @@ def run_step(model: ModelShape, step: StepShape, dtype: torch.dtype) -> None:
         _empty(1, step.num_rows, 2 * model.feed_forward, dtype=dtype)
     )
     _lora(kernels, model, step, dtype)
-    argmax(_empty(min(step.num_rows, 256), model.vocabulary, dtype=dtype))
+    kernels.argmax(_empty(min(step.num_rows, 256), model.vocabulary, dtype=dtype))
 
 
 def _norms(kernels: Kernels, model: ModelShape, hidden: Tensor) -> None:
@@ -109,7 +107,7 @@ def _attention(kernels: Kernels, model: ModelShape, step: StepShape, dtype: torc
         for part in fused.split(sizes, dim=-1)
     )
     angles = _empty(1, step.num_rows, model.rotary_dim, dtype=dtype)
-    query, key = rotate(query, key, angles, angles)
+    query, key = kernels.rotate(query, key, angles, angles)
     storage = _empty(1000, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, dtype=dtype)
     key_cache, value_cache = storage.unbind(1)
     keys, values = (part[0].transpose(0, 1) for part in (key, value))
