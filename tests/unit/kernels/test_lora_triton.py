@@ -221,6 +221,17 @@ def test_an_adapters_rows_get_the_same_bits_alone_and_in_company(
     assert torch.equal(alone[mine[0]], together[mine[0]])
 
 
+def test_columns_beside_a_slice_keep_their_bits_even_where_the_delta_is_not_finite() -> None:
+    x, out = torch.full((1, 32), float("inf"), device=DEVICE), random(1, 48)
+    out[0, 0] = -0.0
+    segments, before = [(torch.tensor([0]), random_operand(32, [(3, 20, 4)]))], out.clone()
+
+    add_lora(out, x, table_of([segments[0][1]], x.dtype), on_device(segments, 1))
+
+    beside = [*range(3), *range(23, 48)]
+    assert torch.equal(out[:, beside].view(torch.int32), before[:, beside].view(torch.int32))
+
+
 def test_a_linear_that_stayed_in_float32_gets_its_delta_too() -> None:
     x, out = random(4, 32), random(4, 96)
     weights = random_operand(32, QKV, torch.bfloat16)
