@@ -78,12 +78,16 @@ class LoRASites:
         if not names:
             return None
         members = [weights.modules[name] for name in names]
-        stacked = members[0].a if len(members) == 1 else torch.cat([m.a for m in members])
+        stacked = [self._on_device(member.a) for member in members]
         slices = tuple(
-            LoRASlice(site.starts[name], member.b.to(self.device), member.scaling)
+            LoRASlice(site.starts[name], self._on_device(member.b), member.scaling)
             for name, member in zip(names, members, strict=True)
         )
-        return LoRAOperand(stacked.to(self.device), slices)
+        return LoRAOperand(stacked[0] if len(stacked) == 1 else torch.cat(stacked), slices)
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copied in the order of the device's work; nothing waits where the tensor is pinned."""
+        return tensor.to(self.device, non_blocking=True)
 
 
 def inject_lora(

@@ -234,9 +234,11 @@ class LoRAManager:
     def _load(self, stored: StoredAdapter) -> LoRAWeights:
         self._store.verify(stored)
         try:
-            return self._read(stored)
+            weights = self._read(stored)
         except (AdapterRejected, OSError) as error:
             raise AdapterUnavailable("the stored copy of the adapter cannot be read") from error
+        on_gpu = self._sites.device.type == "cuda"
+        return weights.in_one_piece(pin_memory=True) if on_gpu else weights
 
     def _read(self, stored: StoredAdapter) -> LoRAWeights:
         targets = self._sites.catalogue.resolve(stored.manifest)

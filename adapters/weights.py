@@ -45,6 +45,22 @@ class LoRAWeights:
     modules: Mapping[str, ModuleWeights]  # by the module's name in the base model
     num_bytes: int
 
+    def in_one_piece(self, *, pin_memory: bool) -> "LoRAWeights":
+        """A copy in one allocation, which a GPU can read by itself where it is pinned."""
+        tensors = [tensor for module in self.modules.values() for tensor in (module.a, module.b)]
+        size = sum(tensor.numel() for tensor in tensors)
+        memory = torch.empty(size, dtype=tensors[0].dtype, pin_memory=pin_memory)
+        parts = memory.split([tensor.numel() for tensor in tensors])
+        copies = iter(
+            part.view(tensor.shape).copy_(tensor)
+            for part, tensor in zip(parts, tensors, strict=True)
+        )
+        modules = {
+            name: ModuleWeights(next(copies), next(copies), module.scaling)
+            for name, module in self.modules.items()
+        }
+        return LoRAWeights(modules, self.num_bytes)
+
 
 @dataclass
 class _Sorted:

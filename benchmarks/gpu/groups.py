@@ -24,9 +24,9 @@ _OF_ENGINE = (
     "psutil",
 )
 GROUPS = {
-    "ceilings": Group("gpu.ceilings", 60),
-    "decode": Group("gpu.attention", 80),
-    "prefill": Group("gpu.attention", 60),
+    "ceilings": Group("gpu.ceilings", 40),
+    "decode": Group("gpu.attention", 110),
+    "prefill": Group("gpu.attention", 50),
     "lora": Group("gpu.lora", 110),
     "cache": Group("gpu.cache", 25),
     "rows": Group("gpu.rows", 40),

@@ -17,6 +17,7 @@ from loraplex.kernels.lora.triton_table import EmbeddingLoRATable, LoRATable
 
 RANKS = (1, 2, 3, 5, 8, 12, 16, 24, 33, 64, 100, 128, 256)
 _COLD = 200e6  # bytes of weights to go through, so that they come from memory as in a step
+_MOST_LAYERS = 32
 _CANARY = 3  # rows around the output that must stay as they are
 
 
@@ -182,7 +183,7 @@ def _layer(
     sites = LAYERS[model]
     layers = [[Adapted(site, ranks, slots, torch.bfloat16, device) for site in sites]]
     num_bytes = sum(site.num_bytes for site in layers[0])
-    times = max(1, round(_COLD / num_bytes))
+    times = min(max(1, round(_COLD / num_bytes)), _MOST_LAYERS)
     layers += [
         [Adapted(site, ranks, slots, torch.bfloat16, device) for site in sites]
         for _ in range(times - 1)
@@ -218,7 +219,9 @@ def _flops(sites: list[Adapted]) -> float:
 
 def _peers(sites: list[Adapted], ranks: Sequence[int]) -> dict[str, Callable[[], object]]:
     """The base linears of the same layers; and torch's bmm, where no rank must be padded."""
-    weights = [torch.randn(sum(site.site.widths), site.site.inputs).to(site.x) for site in sites]
+    weights = [
+        site.x.new_empty(sum(site.site.widths), site.site.inputs).normal_() for site in sites
+    ]
     pairs = list(zip(sites, weights, strict=True))
     peers: dict[str, Callable[[], object]] = {
         "base linears": lambda: [linear(site.x, weight) for site, weight in pairs]
