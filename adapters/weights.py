@@ -50,7 +50,7 @@ class LoRAWeights:
         tensors = [tensor for module in self.modules.values() for tensor in (module.a, module.b)]
         size = sum(tensor.numel() for tensor in tensors)
         memory = torch.empty(size, dtype=tensors[0].dtype, pin_memory=pin_memory)
-        parts = memory.split([tensor.numel() for tensor in tensors])
+        parts = torch.split(memory, [tensor.numel() for tensor in tensors])
         copies = iter(
             part.view(tensor.shape).copy_(tensor)
             for part, tensor in zip(parts, tensors, strict=True)
