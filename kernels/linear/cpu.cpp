@@ -1,15 +1,11 @@
 // y = x W^T + bias over a weight that is packed in panels of 32 output columns.
 
-#include "native/panel.h"
-#include "native/pool.h"
+#include "native/row_tiles.h"
 #include "native/scratch.h"
 
 using namespace simd;
 
 namespace {
-
-constexpr long FEW_ROWS = 8;            // that are read where they are
-constexpr long BLOCK_BYTES = 384 << 10;  // of x, beside a panel of weights in the second cache
 
 // Writes one tile's 32 columns, rounded once, as far as they exist.
 template <int ROWS>
@@ -40,76 +36,36 @@ void multiply(const Linear& to, long p, long t, const bf16* x, long x_stride) {
                to.y_stride, int(std::min<long>(PANEL, to.N - p * PANEL)));
 }
 
-void multiply_few(const Linear& to, const bf16* x, long x_stride, long T, int threads) {
-  pool::parallel_for((to.N + PANEL - 1) / PANEL, threads, [&](long p) {
-    for_row_tiles(T, [&]<int ROWS>(long t) {
-      multiply<ROWS, false>(to, p, t, x + t * x_stride, x_stride);
-    });
-  });
-}
-
-// x [4][x_stride], its first 8 columns -> out [4 pairs][out_stride], the pairs of the four rows together.
-inline void interleave_four(const bf16* x, long x_stride, bf16* out, long out_stride) {
-  const auto row = [&](long i) { return _mm_loadu_ps((const float*)(x + i * x_stride)); };
-  __m128 a = row(0), b = row(1), c = row(2), d = row(3);
-  _MM_TRANSPOSE4_PS(a, b, c, d);
-  _mm_storeu_ps((float*)out, a);
-  _mm_storeu_ps((float*)(out + out_stride), b);
-  _mm_storeu_ps((float*)(out + 2 * out_stride), c);
-  _mm_storeu_ps((float*)(out + 3 * out_stride), d);
-}
-
-// x [rows, K] -> out [K / 2][rows][2]
-void interleave(const bf16* x, long x_stride, long rows, long K, bf16* out) {
-  const long whole = rows < 4 ? 0 : K - K % 8;
-  for (long k = 0; k < whole; k += 8)
-    for (long i = 0; i < rows; i += 4) {
-      const long four = std::min(i, rows - 4);
-      interleave_four(x + four * x_stride + k, x_stride, out + k * rows + four * 2, rows * 2);
-    }
-  for (long k = whole; k < K; k += 2)
-    for (long i = 0; i < rows; i++) std::memcpy(out + k * rows + i * 2, x + i * x_stride + k, 4);
-}
-
-// Copies x into tiles of [K / 2][rows of the tile][2], which are read in the order in which they lie. Read
-// where they are, rows that lie a large power of two apart push each other out of the cache.
-void pack_rows(const bf16* x, long x_stride, long T, long K, bf16* packed, int threads) {
-  const long tiles = (T + PANEL_ROWS - 1) / PANEL_ROWS;
-  pool::parallel_for(tiles, threads, [&](long tile) {
-    const long first = T * tile / tiles, rows = T * (tile + 1) / tiles - first;
-    interleave(x + first * x_stride, x_stride, rows, K, packed + first * K);
-  });
-}
-
-// A block of rows that stays in the second cache meets one panel after the other.
-void multiply_many(const Linear& to, const bf16* x, long x_stride, long T, int threads) {
-  static thread_local Scratch scratch;
-  bf16* packed = (bf16*)scratch.reserve(T * to.K * sizeof(bf16) + 64);
-  pack_rows(x, x_stride, T, to.K, packed, threads);
-  const long tiles = (T + PANEL_ROWS - 1) / PANEL_ROWS, panels = (to.N + PANEL - 1) / PANEL;
-  const long blocks = (T * to.K * long(sizeof(bf16)) + BLOCK_BYTES - 1) / BLOCK_BYTES;
-  pool::parallel_for(blocks * panels, threads, [&](long i) {
-    const long block = i / panels, p = i % panels;
-    for (long tile = tiles * block / blocks; tile < tiles * (block + 1) / blocks; tile++) {
-      const long first = T * tile / tiles, rows = T * (tile + 1) / tiles - first;
-      const auto body = [&]<int ROWS>(long t) {
-        multiply<ROWS, true>(to, p, t, packed + t * to.K, 2);
-      };
-      call_with_rows<PANEL_ROWS>(int(rows), first, body);
-    }
-  });
-}
-
 }  // namespace
 
-// x [T, K] with K even, weight [ceil(N / 32)][K / 2][32][2], bias [N] or null, y [T, N].
+// x [T, K] with K and x_stride even, weight [ceil(N / 32)][K / 2][32][2], bias [N] or null, y [T, N].
 extern "C" void lpx_linear_bf16(const bf16* x, const bf16* weight, const float* bias, bf16* y, long T,
                                 long N, long K, long x_stride, long y_stride, int threads) {
   const Linear to{weight, bias, y, N, K, y_stride};
-  if (T > FEW_ROWS)
-    multiply_many(to, x, x_stride, T, threads);
-  else
-    multiply_few(to, x, x_stride, T, threads);
+  const long row_bytes = K * sizeof(bf16);
+  if (T <= FEW_ROWS) {
+    for_tiles_and_panels(T, N, row_bytes, threads, [&]<int ROWS>(long p, long t) {
+      multiply<ROWS, false>(to, p, t, x + t * x_stride, x_stride);
+    });
+    return;
+  }
+  static thread_local Scratch scratch;
+  bf16* packed = (bf16*)scratch.reserve(T * row_bytes + 64);
+  pack_tiles((const Word*)x, x_stride / 2, T, K / 2, (Word*)packed, threads);
+  for_tiles_and_panels(T, N, row_bytes, threads, [&]<int ROWS>(long p, long t) {
+    multiply<ROWS, true>(to, p, t, packed + t * K, 2);
+  });
+}
+
+// A weight [N, K] with K even and adjacent columns -> panels.
+extern "C" void lpx_pack_panels_bf16(const bf16* weight, long stride, bf16* panels, long N, long K,
+                                     int threads) {
+  pool::parallel_for((N + PANEL - 1) / PANEL, threads, [&](long p) {
+    const long rows = std::min<long>(PANEL, N - p * PANEL);
+    Word* panel = (Word*)(panels + p * PANEL * K);
+    if (rows < PANEL) std::memset(panel, 0, PANEL * K * sizeof(bf16));
+    interleave((const Word*)(weight + p * PANEL * stride), stride / 2, rows, K / 2, panel, PANEL);
+  });
 }
 
 // y[t] = the first `columns` numbers of row ids[t] of a packed weight, whose K is padded to even.

@@ -53,7 +53,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tenso
     rows = x.reshape(-1, depth)
     if padded != depth:
         rows = torch.nn.functional.pad(rows, (0, 1))
-    elif rows.stride(1) != 1:
+    elif rows.stride(1) != 1 or rows.stride(0) % 2:
         rows = rows.contiguous()
     out = torch.empty(*x.shape[:-1], num_columns, dtype=torch.bfloat16)
     launch(

@@ -34,7 +34,11 @@ _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512_CPU = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
 TARGETS = (  # the best first
-    Target("avx512_bf16", _AVX512_CPU | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
+    Target(
+        "avx512_bf16",
+        _AVX512_CPU | {"avx512_bf16", "avx512_vnni"},
+        (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    ),
     Target("avx512", _AVX512_CPU, _AVX512),
     Target("avx2", frozenset({"avx2", "fma"}), _AVX2),
 )

@@ -23,6 +23,8 @@ from loraplex.kernels.native.build import (
 
 _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a float
+    "lpx_add_embedding_lora_bf16": "plpfppppli",
+    "lpx_add_embedding_lora_float": "plpfppppli",
     "lpx_add_lora_bf16": "plplppppli",
     "lpx_add_lora_float": "plplppppli",
     **{f"lpx_arithmetic_{formats}": "ppppii" for formats in ("fff", "fbf", "bff", "bfb", "bbb")},
@@ -40,7 +42,11 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_gated_silu_bf16": "pplli",
     "lpx_gated_silu_float": "pplli",
     "lpx_gather_rows": "pppllli",
+    "lpx_int8_linear": "pllpppppllli",
+    "lpx_int8_rows": "ppppllli",
     "lpx_linear_bf16": "ppppllllli",
+    "lpx_pack_int8": "pllppplli",
+    "lpx_pack_panels_bf16": "plplli",
     "lpx_packed_rows_bf16": "pppllli",
     "lpx_parallel_for": "lipp",
     "lpx_play": "pl",

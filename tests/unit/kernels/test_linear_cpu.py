@@ -48,12 +48,13 @@ def test_leading_dimensions_are_kept() -> None:
     assert_close(out, x.double() @ weight.double().t())
 
 
-@pytest.mark.parametrize("view", ["rows apart", "transposed", "odd width"])
+@pytest.mark.parametrize("view", ["rows apart", "transposed", "odd width", "odd stride"])
 def test_views_with_strides(view: str) -> None:
     x = {
         "rows apart": random(9, 64)[:, 16:48],
         "transposed": random(32, 9).t(),
         "odd width": random(9, 64)[:, 5:36],
+        "odd stride": random(9, 65)[:, 1:33],
     }[view]
     weight = random(40, x.shape[1])
 
