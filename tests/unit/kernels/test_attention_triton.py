@@ -99,6 +99,13 @@ def test_keys_may_be_split_among_programs(dtype: torch.dtype, splits: int) -> No
     assert_equals_naive(batch, replace(SMALL, one_tile=True, splits=splits))
 
 
+def test_more_splits_than_are_merged_at_once() -> None:
+    batch = paged_batch(Layout(4, 1), [16 * 18], [1])
+    batch.key_cache[batch.block_tables[0, -1]] *= 5  # the last split sees the highest scores
+
+    assert_equals_naive(batch, Tiling(16, 4, 16, 4, 2, one_tile=True, splits=18))
+
+
 @pytest.mark.parametrize("splits", [2, 4])
 @pytest.mark.parametrize("window", [None, 33])
 def test_keys_of_a_chunk_may_be_split_too(splits: int, window: int | None) -> None:
