@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_accelerate_available
 
 from loraplex.engine.attention import ATTENTION
 from loraplex.engine.config import EngineConfig
@@ -51,6 +52,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             attn_implementation=ATTENTION,
             use_safetensors=True,
             local_files_only=True,
+            **_placement(device),
         )
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"cannot load the model in {folder}: {error}") from error
@@ -66,6 +68,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
         vocab_size=cast(nn.Embedding, model.get_input_embeddings()).num_embeddings,
         eos_token_ids=_eos_token_ids(model),
     )
+
+
+def _placement(device: torch.device) -> dict[str, Any]:
+    """Where transformers is to put each weight as it reads it; it needs `accelerate` for that."""
+    if device.type == "cpu" or not is_accelerate_available():
+        return {}
+    return {"device_map": {"": device}}
 
 
 def read_config(folder: Path) -> PretrainedConfig:

@@ -124,12 +124,14 @@ class Sampler:
         if num_top is None:
             return None
         logprobs = torch.log_softmax(logits.float(), dim=-1)
-        rank = int((logprobs > logprobs[token]).sum()) + 1
-        chosen = self._entry(token, float(logprobs[token]), rank)
+        above = (logprobs > logprobs[token]).sum()
         values, tokens = torch.topk(logprobs, min(num_top, len(logprobs)))
-        pairs = zip(tokens.tolist(), values.tolist(), strict=True)
+        numbers = (logprobs[token, None], above[None], values, tokens)
+        own, rank, *top = torch.cat([part.double() for part in numbers]).tolist()  # at one go
+        pairs = zip(top[len(values) :], top, strict=False)
         return PositionLogprobs(
-            chosen, [self._entry(t, v, i + 1) for i, (t, v) in enumerate(pairs)]
+            self._entry(token, own, int(rank) + 1),
+            [self._entry(int(t), v, i + 1) for i, (t, v) in enumerate(pairs)],
         )
 
     def _entry(self, token: int, logprob: float, rank: int) -> TokenLogprob:

@@ -10,7 +10,7 @@ from loraplex.kernels.lora.operands import LoRAOperand
 
 MAX_SLICES = 4  # adapted members of one fused linear
 MAX_RANKS = 256 * MAX_SLICES  # of all its slices together
-HEADER = 3  # an entry begins: address of A or 0 where the slot is empty, ranks, number of slices
+HEADER = 3  # an entry begins: address of A, ranks, number of slices; all 0 where it is empty
 FIELDS = 5  # then for each slice: first column, width, rank, address of B, scaling's bits
 ENTRY = HEADER + FIELDS * MAX_SLICES
 ALIGNMENT = 16  # numbers, to which rows of B keep the place that their column has in the output
@@ -39,7 +39,8 @@ class LoRATable:
             ValueError: more slices or ranks than an entry has room for.
         """
         entry, weights = self._describe(operand) if operand is not None else ([], [])
-        self.entries[slot].copy_(torch.tensor(entry + [0] * (ENTRY - len(entry))))
+        numbers = torch.tensor(entry + [0] * (ENTRY - len(entry)))
+        self.entries[slot].copy_(numbers, non_blocking=True)
         self._weights[slot] = weights
 
     def _describe(self, operand: LoRAOperand) -> tuple[list[int], list[Tensor]]:
