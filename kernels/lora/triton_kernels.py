@@ -42,7 +42,8 @@ def _multiply(x, weights, total):
 
 @triton.jit
 def _multiply_hidden(hidden, weights, total):
-    """total + hidden weights, hidden in float32; against half precision as a sum of two such."""
+    """total + hidden weights, hidden in float32; against half precision as a sum of two such.
+    In float16, hidden numbers beyond its range overflow, as they do in PEFT."""
     if weights.dtype == tl.float32:
         product = _multiply(hidden, weights, total)
     else:
@@ -77,10 +78,7 @@ def shrink_kernel(
     if first >= end:
         return
     entry = entries + slot * _ENTRY
-    address = tl.load(entry)
-    if address == 0:
-        return
-    a = tl.multiple_of(address.to(tl.pointer_type(WEIGHTS)), 16)
+    a = tl.multiple_of(tl.load(entry).to(tl.pointer_type(WEIGHTS)), 16)
     num_ranks = tl.load(entry + 1).to(tl.int32)
     part = tl.program_id(2)
     places = first + tl.arange(0, ROWS)
@@ -130,10 +128,7 @@ def look_up_kernel(
     if first >= end:
         return
     entry = entries + slot * _ENTRY
-    address = tl.load(entry)
-    if address == 0:
-        return
-    a = tl.multiple_of(address.to(tl.pointer_type(WEIGHTS)), 16)
+    a = tl.multiple_of(tl.load(entry).to(tl.pointer_type(WEIGHTS)), 16)
     num_ranks = tl.load(entry + 1).to(tl.int32)
     places = first + tl.arange(0, ROWS)
     is_row = places < end
@@ -175,8 +170,6 @@ def expand_kernel(
     if first >= end:
         return
     entry = entries + slot * _ENTRY
-    if tl.load(entry) == 0:
-        return
     places = first + tl.arange(0, ROWS)
     is_row = places < end
     first_column = tl.program_id(1) * COLUMNS

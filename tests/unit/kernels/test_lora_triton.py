@@ -65,6 +65,12 @@ def assert_equals_naive(
     torch.testing.assert_close(out.float(), want, rtol=unit, atol=1e-5 * float(want.abs().max()))
 
 
+def scaled(weights: LoRAOperand) -> LoRAOperand:
+    """With another scaling in each slice."""
+    slices = (part._replace(scaling=0.3 + i) for i, part in enumerate(weights.slices))
+    return weights._replace(slices=tuple(slices))
+
+
 def split(num_rows: int, sizes: Sequence[int]) -> list[Tensor]:
     return list(torch.randperm(num_rows)[: sum(sizes)].split(list(sizes)))
 
@@ -93,6 +99,7 @@ def test_unequal_slices_and_gaps_at_any_column(dtype: torch.dtype) -> None:
         (rows[1], random_operand(48, [(65, 16, 16)], dtype)),
         (rows[2], random_operand(48, [(3, 64, 7), (207, 16, 3)], dtype)),
     ]
+    segments = [(r, scaled(weights)) for r, weights in segments]
 
     assert_equals_naive(random(40, 223, dtype=dtype), random(40, 48, dtype=dtype), segments)
 
