@@ -46,3 +46,23 @@ class HugePages:
         self._end = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
         flat = torch.frombuffer(self._mapping, dtype=dtype, count=math.prod(shape), offset=start)
         return flat.view(shape)
+
+
+class HugePageChunks:
+    """Large pages for many small tensors that come and go: each is cut from the newest chunk.
+
+    A chunk's memory is freed when the last tensor in it is gone, so what is made together should go
+    together.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._chunk: HugePages | None = None
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """As `HugePages.empty`, without its end."""
+        if self._chunk is not None:
+            with contextlib.suppress(ValueError):
+                return self._chunk.empty(*shape, dtype=dtype)
+        self._chunk = HugePages(max(self._num_bytes, math.prod(shape) * dtype.itemsize))
+        return self._chunk.empty(*shape, dtype=dtype)

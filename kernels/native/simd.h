@@ -52,7 +52,11 @@ inline float highest(V a) { return _mm512_reduce_max_ps(a); }
 inline V widen(__m256i halves) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
-inline __m256i narrow(V a) {  // rounds to nearest, ties to even; a NaN stays one
+// Rounds to nearest, ties to even; a NaN stays one.
+#ifdef __AVX512BF16__
+inline __m256i narrow(V a) { return (__m256i)_mm512_cvtneps_pbh(a); }
+#else
+inline __m256i narrow(V a) {
   const __m512i bits = _mm512_castps_si512(a);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
@@ -60,6 +64,7 @@ inline __m256i narrow(V a) {  // rounds to nearest, ties to even; a NaN stays on
   const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(rounded, nan, 0x7fc0));
 }
+#endif
 
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
 inline V load(const float* p, int n) { return _mm512_maskz_loadu_ps(mask16(n), p); }

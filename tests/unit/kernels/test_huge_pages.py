@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from loraplex.kernels.native.huge_pages import HugePages
+from loraplex.kernels.native.huge_pages import HugePageChunks, HugePages
 
 
 def test_pieces_do_not_overlap_and_begin_on_cache_lines() -> None:
@@ -32,3 +32,12 @@ def test_an_empty_piece_takes_no_room() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="no room for 8000000 bytes after 0"):
         HugePages(1000).empty(2_000_000, dtype=torch.float32)
+
+
+def test_pieces_of_chunks_do_not_overlap_and_may_be_larger_than_a_chunk() -> None:
+    chunks = HugePageChunks(5 << 20)
+    pieces = [chunks.empty(size, dtype=torch.float32) for size in (7, 2 << 20, 1, 4 << 20, 3)]
+    for value, piece in enumerate(pieces):
+        piece.fill_(value)
+
+    assert [piece.unique().tolist() for piece in pieces] == [[0], [1], [2], [3], [4]]

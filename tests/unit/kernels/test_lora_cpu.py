@@ -1,10 +1,11 @@
 """The native LoRA against the naive one on the same weights in float32."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from support.lora import Segment, cast, fill_table, random_operand, run_segments
+from support.lora import Segment, batch_of, cast, fill_table, random_operand, run_segments
 
 from loraplex.kernels.lora import cpu, naive
 from loraplex.kernels.lora.batch import LoRABatch
@@ -168,3 +169,72 @@ def test_rows_of_no_segment_are_not_read(dtype: torch.dtype) -> None:
 
     assert out[::2].isfinite().all()
     assert out[1::2].isnan().all()
+
+
+def run_embedding(
+    kernel: Any, out: torch.Tensor, ids: torch.Tensor, segments: Sequence[Segment]
+) -> None:
+    batch = batch_of(segments, len(out))
+    if batch is not None:
+        make = getattr(kernel, "EmbeddingLoRATable", kernel.LoRATable)
+        table = fill_table(make(len(segments)), [weights for _, weights in segments])
+        kernel.add_embedding_lora(out, ids, table, batch, 3.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1, 25, 90])
+@pytest.mark.parametrize("width", [1, 40, 640])
+def test_an_embedding_looks_its_delta_up(dtype: torch.dtype, num_rows: int, width: int) -> None:
+    out, ids = torch.randn(num_rows, width).to(dtype), torch.randint(0, 50, (num_rows,))
+    rows = torch.randperm(num_rows)
+    segments = [
+        (rows[:1], random_operand(50, [(0, width, 3)], dtype)),
+        (rows[1:70], random_operand(50, [(0, width, 16)], dtype)),
+    ]
+    want = out.clone().float()
+    wide = [(r, cast(weights, torch.float32)) for r, weights in segments]
+    run_embedding(naive, want, ids, wide)
+    before = out.clone()
+
+    run_embedding(cpu, out, ids, segments)
+
+    unit = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(out.float(), want, rtol=unit, atol=1e-4)
+    assert torch.equal(out[rows[70:]], before[rows[70:]])
+
+
+def test_an_embeddings_ids_may_lie_apart_and_be_narrow() -> None:
+    out, want = torch.zeros(3, 8), torch.zeros(3, 8)
+    ids = torch.randint(0, 50, (3, 2), dtype=torch.int32)
+    segments = [(torch.arange(3), random_operand(50, [(0, 8, 4)]))]
+
+    run_embedding(naive, want, ids[:, 1].long(), segments)
+    run_embedding(cpu, out, ids[:, 1], segments)
+
+    torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_wide_output_is_cut_into_parts_that_meet(threads: int) -> None:
+    x, out = torch.randn(2, 32).bfloat16(), torch.randn(2, 20_001).bfloat16()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        segments = [(torch.arange(2), random_operand(32, [(0, 20_001, 16)], torch.bfloat16))]
+        assert_equals_naive(out, x, segments)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_slot_that_is_filled_again_takes_the_new_weights() -> None:
+    x, out, want = torch.randn(2, 64), torch.zeros(2, 96), torch.zeros(2, 96)
+    first, second = (random_operand(64, [(0, 96, rank)]) for rank in (8, 33))
+    table = fill_table(cpu.LoRATable(1), [first])
+    batch = LoRABatch.build([0, 0])
+    assert batch is not None
+
+    table.set(0, second)
+    cpu.add_lora(out, x, table, batch)
+
+    run_segments(naive, want, x, [(torch.arange(2), second)])
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
