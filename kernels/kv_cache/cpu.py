@@ -1,5 +1,6 @@
 """Writes to the paged KV cache in native code."""
 
+import math
 from array import array
 
 from torch import Tensor
@@ -44,15 +45,31 @@ def write_cache(
 
 def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:
     """As `naive.copy_blocks`, of a storage whose blocks are each contiguous."""
+    _launch_on_blocks("lpx_copy_blocks", storage, sources, targets)
+
+
+def gather_blocks(storage: Tensor, ids: Tensor, out: Tensor) -> None:
+    """As `naive.gather_blocks`, of a storage whose blocks are each contiguous."""
+    _launch_on_blocks("lpx_gather_blocks", storage, ids, out)
+
+
+def scatter_blocks(storage: Tensor, ids: Tensor, blocks: Tensor) -> None:
+    """As `naive.scatter_blocks`, into a storage whose blocks are each contiguous."""
+    _launch_on_blocks("lpx_scatter_blocks", storage, ids, blocks)
+
+
+def _launch_on_blocks(kernel: str, storage: Tensor, ids: Tensor, other: Tensor) -> None:
     size = storage.element_size()
+    block_bytes = math.prod(storage.shape[1:]) * size
     launch(
-        "lpx_copy_blocks",
+        kernel,
         storage,
-        sources,
-        targets,
-        len(sources),
+        ids,
+        other,
+        len(ids),
         storage.stride(0) * size,
-        storage[0].numel() * size,
+        block_bytes,
+        num_threads(len(ids) * block_bytes, _GRAIN),
     )
 
 

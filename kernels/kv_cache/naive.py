@@ -23,33 +23,33 @@ def write_cache(
 
 
 def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copies whole blocks, for copy-on-write.
+    """Copies whole blocks, as if all sources were read before any target is written.
 
     Args:
         storage: [N, ...], changed in place.
-        sources: [C] int64 block ids.
-        targets: [C] int64 block ids, none of which is a source.
+        sources: [C] int64 block ids; a block may be a source more than once, and a target too.
+        targets: [C] int64 block ids, each but once.
     """
     storage[targets] = storage[sources]
 
 
 def gather_blocks(storage: Tensor, ids: Tensor, out: Tensor) -> None:
-    """Collects whole blocks, to swap them out.
+    """Copies blocks out of the cache, one after another.
 
     Args:
         storage: [N, ...].
         ids: [C] int64 block ids.
-        out: [C, ...], contiguous, changed in place.
+        out: [C, ...] contiguous, in the dtype of `storage`; overwritten.
     """
     out.copy_(storage[ids])
 
 
 def scatter_blocks(storage: Tensor, ids: Tensor, blocks: Tensor) -> None:
-    """Puts whole blocks back, to swap them in.
+    """Copies blocks into the cache: the inverse of `gather_blocks`.
 
     Args:
         storage: [N, ...], changed in place.
-        ids: [C] int64 block ids, each once.
-        blocks: [C, ...], contiguous.
+        ids: [C] int64 block ids, each but once.
+        blocks: [C, ...] contiguous, in the dtype of `storage`.
     """
     storage[ids] = blocks

@@ -33,7 +33,7 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_attention_bf16": "pppppppppffi",
     "lpx_attention_float": "pppppppppffi",
     **{f"lpx_convert_{formats}": "pppi" for formats in ("fb", "bf", "lf")},
-    "lpx_copy_blocks": "ppplll",
+    "lpx_copy_blocks": "pppllli",
     "lpx_copy_strided": "pppii",
     "lpx_draw_bf16": "pllpppppppli",
     "lpx_draw_float": "pllpppppppli",
@@ -41,6 +41,7 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_gated_gelu_tanh_float": "pplli",
     "lpx_gated_silu_bf16": "pplli",
     "lpx_gated_silu_float": "pplli",
+    "lpx_gather_blocks": "pppllli",
     "lpx_gather_rows": "pppllli",
     "lpx_int8_linear": "pllpppppllli",
     "lpx_int8_rows": "ppppllli",
@@ -54,6 +55,7 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_rms_norm_float": "pppfpii",
     "lpx_rotate_bf16": "ppppppi",
     "lpx_rotate_float": "ppppppi",
+    "lpx_scatter_blocks": "pppllli",
     "lpx_write_cache": "ppppppi",
 }
 

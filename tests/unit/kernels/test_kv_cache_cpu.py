@@ -77,3 +77,30 @@ def test_blocks_are_copied_whole(count: int) -> None:
     cpu.copy_blocks(got, sources, targets)
 
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_a_block_may_be_a_source_and_a_target(order: list[int]) -> None:
+    pairs = torch.tensor([(1, 2), (2, 3), (3, 1), (3, 7)])[order]
+    want, got = (torch.arange(60.0).view(10, 6).clone() for _ in range(2))
+
+    naive.copy_blocks(want, pairs[:, 0].clone(), pairs[:, 1].clone())
+    cpu.copy_blocks(got, pairs[:, 0].clone(), pairs[:, 1].clone())
+
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_blocks_go_out_and_come_back(dtype: torch.dtype, count: int) -> None:
+    storage = torch.randn(9, 2, 3, 5).to(dtype)[:, 0]  # blocks that lie apart
+    before, ids = storage.clone(), torch.randperm(9)[:count]
+    want, out = (torch.full((count, 3, 5), NAN, dtype=dtype) for _ in range(2))
+
+    naive.gather_blocks(storage, ids, want)
+    cpu.gather_blocks(storage, ids, out)
+    storage[ids] = NAN
+    cpu.scatter_blocks(storage, ids, out)
+
+    assert torch.equal(out, want)
+    assert torch.equal(storage, before)

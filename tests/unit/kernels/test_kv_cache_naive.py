@@ -100,3 +100,28 @@ def test_gathered_blocks_come_back_to_where_they_are_scattered() -> None:
     assert torch.equal(out, torch.stack([storage[7], storage[2]]))
     assert torch.equal(back.nonzero()[:, 0].unique(), torch.tensor([2, 7]))
     assert torch.equal(back[ids], out)
+
+
+def test_copies_in_a_circle_exchange_blocks() -> None:
+    storage = torch.randn(NUM_BLOCKS, 6)
+    before = storage.clone()
+
+    copy_blocks(storage, torch.tensor([0, 3]), torch.tensor([3, 0]))
+
+    assert torch.equal(storage, before[[3, 1, 2, 0, 4]])
+
+
+def test_gathered_blocks_lie_in_the_order_of_their_ids() -> None:
+    storage, out = torch.randn(NUM_BLOCKS, 6), torch.full((2, 6), float("nan"))
+
+    gather_blocks(storage, torch.tensor([4, 1]), out)
+
+    assert torch.equal(out, storage[[4, 1]])
+
+
+def test_scattered_blocks_change_no_other() -> None:
+    storage, blocks = torch.zeros(NUM_BLOCKS, 6), torch.ones(2, 6)
+
+    scatter_blocks(storage, torch.tensor([4, 1]), blocks)
+
+    assert storage.sum(1).tolist() == [0, 6, 0, 0, 6]
