@@ -24,7 +24,7 @@ def answers(model: Path, store: Path, adapters: list[Path], kernels: str) -> lis
     try:
         refs = [None, *(register(engine, folder).ref for folder in adapters)]
         requests = [
-            request(prompt, str(i), adapter=ref, max_tokens=3, prompt_logprobs=0)
+            request(prompt, str(i), adapter=ref, max_tokens=2, prompt_logprobs=0)
             for i, (prompt, ref) in enumerate(zip(PROMPTS, refs, strict=False))
         ]
         results = run(engine, requests)
