@@ -54,8 +54,8 @@ class _poison:
     """Fresh floating-point tensors are full of NaN, integer ones of their largest number."""
 
     def __enter__(self) -> None:
-        self._before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        self._before = torch.get_deterministic_debug_mode()
+        torch.set_deterministic_debug_mode("warn")
 
     def __exit__(self, *_: object) -> None:
-        torch.use_deterministic_algorithms(self._before)
+        torch.set_deterministic_debug_mode(self._before)

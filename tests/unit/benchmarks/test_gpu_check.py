@@ -1,0 +1,146 @@
+"""The GPU check finds what is wrong, and its whole path runs without a GPU."""
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The modules of the check, which are found from its folder."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = ("case", "judge", "record", "table")
+    modules = [importlib.import_module(f"gpu.{name}") for name in names]
+    return SimpleNamespace(**{k: v for module in modules for k, v in vars(module).items()})
+
+
+EXPECTED = 1 + torch.arange(2000.0).view(500, 4).sin()
+
+
+def with_a_wrong_row() -> torch.Tensor:
+    out = EXPECTED.clone()
+    out[3] += 0.3
+    return out
+
+
+def with_a_nan() -> torch.Tensor:
+    out = EXPECTED.clone()
+    out[0, 0] = torch.nan
+    return out
+
+
+def unwritten() -> torch.Tensor:
+    out = torch.empty(500, 4)
+    out[1:] = EXPECTED[1:]
+    return out
+
+
+def never_the_same() -> torch.Tensor:
+    return EXPECTED + 1e-6 * torch.rand(500, 4)
+
+
+@pytest.mark.parametrize(
+    ("run", "floor", "ok"),
+    [
+        (EXPECTED.clone, 0.0, True),
+        (lambda: EXPECTED * 1.0009, 1e-3, True),
+        (lambda: EXPECTED * 1.002, 1e-3, False),
+        (with_a_wrong_row, 2e-2, False),
+        (with_a_nan, 1e9, False),
+        (unwritten, 1e9, False),
+        (never_the_same, 1e-3, False),
+    ],
+)
+def test_a_result_is_judged_as_a_whole_by_row_and_by_its_bits(
+    gpu: SimpleNamespace, run: Callable[[], torch.Tensor], floor: float, ok: bool
+) -> None:
+    case = gpu.Case("case", run, EXPECTED.clone, floor)
+
+    assert gpu.judge(case).ok is ok
+
+
+def test_a_goal_follows_from_what_the_machine_can_do(gpu: SimpleNamespace) -> None:
+    ceilings = gpu.Ceilings(copy=4e12, read=2.5e12, matmul=8e14)
+
+    by_bytes = gpu.Goal(0.8).seconds(4e9, 0, ceilings)
+    by_flops = gpu.Goal(0.5, launches=2).seconds(0, 8e11, ceilings)
+    fixed = gpu.Goal(1, at_most=1e-5).seconds(4e9, 0, ceilings)
+
+    assert by_bytes == pytest.approx(1e-3 / 0.8)
+    assert by_flops == pytest.approx(2e-3 + 3e-6)
+    assert fixed == 1e-5
+
+
+def test_the_table_shows_what_is_wrong_and_what_was_missed(gpu: SimpleNamespace) -> None:
+    lines = gpu.table(
+        [
+            {"group": "g", "case": "fine", "ok": True, "error": 1e-4},
+            {"group": "g", "case": "wrong", "ok": False, "error": 0.5},
+            {"group": "g", "case": "slow", "ok": True, "seconds": 2e-5, "goal": 1e-5, "met": False},
+        ]
+    ).splitlines()
+
+    assert lines[2:] == [
+        "| g | wrong | NO | 5.0e-01 |  |  |  |  |  |  |",
+        "| g | slow | yes |  | 20.0 |  |  | 10.0 | no |  |",
+        "| g | 1 more, all right; largest error 1.0e-04 |  |  |  |  |  |  |  |  |",
+    ]
+
+
+def test_records_are_whole_after_each(gpu: SimpleNamespace, tmp_path: Path) -> None:
+    records = gpu.Records(tmp_path / "out.json")
+    records.write({"interpreted": True, "records": []})
+
+    records.add("g", "case", ok=True)
+
+    assert json.loads((tmp_path / "out.json").read_text())["records"] == [
+        {"group": "g", "case": "case", "ok": True}
+    ]
+
+
+def interpret(tmp_path: Path, *options: str) -> tuple[int, list[dict[str, object]]]:
+    """-> exit status, and the records."""
+    out = tmp_path / "check.json"
+    command = [sys.executable, BENCHMARKS / "gpu_check.py", "--interpret", "--json", out, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert out.exists(), done.stderr
+    return done.returncode, json.loads(out.read_text())["records"]
+
+
+def test_a_group_runs_on_tiny_shapes_without_a_gpu(tmp_path: Path) -> None:
+    status, records = interpret(tmp_path, "--only", "robust")
+
+    verdicts = [record["ok"] for record in records if record["group"] == "robust"]
+    assert verdicts.count(True) >= 9
+    assert (status, verdicts.count(False)) == (0, 0)
+
+
+def test_a_group_that_does_not_end_in_time_is_a_failure(tmp_path: Path) -> None:
+    status, records = interpret(tmp_path, "--only", "robust", "--budget", "0")
+
+    assert status == 1
+    assert records[-1] == {
+        "group": "robust",
+        "case": "not run",
+        "ok": False,
+        "why": "the budget is spent",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_everything_runs_on_tiny_shapes_without_a_gpu(tmp_path: Path) -> None:
+    status, records = interpret(tmp_path, "--budget", "1700")
+
+    groups = {record["group"] for record in records if record.get("ok")}
+    assert status == 0
+    assert groups == {"decode", "prefill", "lora", "cache", "rows", "robust", "engine"}
