@@ -38,7 +38,9 @@ def write_cache(
 
 def copy_blocks(storage: Tensor, sources: Tensor, targets: Tensor) -> None:
     """As `naive.copy_blocks`, of a storage whose blocks are each contiguous."""
-    _move(storage, sources, storage, targets)
+    aside = storage.new_empty(len(sources), *storage.shape[1:])  # copies may cross
+    _move(storage, sources, aside, None)
+    _move(aside, None, storage, targets)
 
 
 def gather_blocks(storage: Tensor, ids: Tensor, out: Tensor) -> None:

@@ -95,6 +95,15 @@ def test_blocks_are_copied_whole(dtype: torch.dtype, count: int, size: int) -> N
     assert torch.equal(got, want)
 
 
+def test_copies_in_a_circle_exchange_blocks() -> None:
+    storage = numbers(5, 6)
+    before = storage.clone()
+
+    triton.copy_blocks(storage, ids(0, 3), ids(3, 0))
+
+    assert torch.equal(storage, before[[3, 1, 2, 0, 4]])
+
+
 @pytest.mark.parametrize("shape", [(6,), (2, 3, 5), (2049,)])
 def test_gathered_blocks_come_back_to_where_they_are_scattered(shape: tuple[int, ...]) -> None:
     storage = numbers(10, *shape)
