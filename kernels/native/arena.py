@@ -22,6 +22,11 @@ class Arena:
         self._memory: dict[int, Tensor] = {}  # by address: all that was ever lent, as bytes
         self.num_lent = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """All that it has from the system."""
+        return sum(len(memory) for memory in self._memory.values())
+
     def empty_like(self, tensor: Tensor) -> Tensor:
         """A tensor of the same shape, strides and dtype, of numbers nobody has set."""
         size = _extent(tensor) * tensor.element_size()
