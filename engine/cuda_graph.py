@@ -1,5 +1,6 @@
 """CUDA graphs of forward passes, for a ladder of batch sizes."""
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from loraplex.engine.step_graphs import CaptureRefused
 
-_WARM_UPS = 2  # passes before the recorded one: libraries allocate and kernels are compiled then
 _STEP = 8  # between the sizes from here on
 
 
@@ -47,13 +47,9 @@ class CudaCapture:
 
     def capture(self, forward: Callable[[], Tensor]) -> CudaGraph:
         """As `GraphCapture.capture`."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                forward()
-        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
+            self._warm_up(forward)
             # Adapters are read on other threads, which may allocate meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -62,3 +58,17 @@ class CudaCapture:
         except RuntimeError as error:  # the pass looked at a value on the host, or the like
             raise CaptureRefused(str(error).partition("\n")[0]) from error
         return CudaGraph(graph, logits)
+
+    def _warm_up(self, forward: Callable[[], Tensor]) -> None:
+        """Lets libraries allocate and kernels be compiled, then makes sure that nothing waits for
+        the GPU: a recording would break off there, and leave torch's allocator in its middle."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this mode is a prototype
+            forward()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                forward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream().wait_stream(self._stream)

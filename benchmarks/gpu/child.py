@@ -71,4 +71,4 @@ def _peer(run: Callable[[], object], times: int) -> float | str:
     try:
         return twice(run)[0] / times
     except RuntimeError as error:
-        return str(error).partition("\n")[0]
+        return str(error).partition("\n")[0].partition(".")[0]

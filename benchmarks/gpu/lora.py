@@ -194,8 +194,8 @@ def _layer(
     span = f"{kinds[0]}" if len(kinds) == 1 else f"{kinds[0]} to {kinds[-1]}"
     return Case(
         f"{model} layer, {len(slots)} rows, {distinct}, rank {span}",
-        lambda: torch.cat([site.ours().flatten() for site in layers[0]]).view(1, -1),
-        lambda: torch.cat([site.expected().flatten() for site in layers[0]]).view(1, -1),
+        lambda: torch.cat([site.ours() for site in layers[0]], dim=1),
+        lambda: torch.cat([site.expected() for site in layers[0]], dim=1),
         FLOORS[torch.bfloat16],
         Timed(
             lambda: [site.again() for site in flat],
