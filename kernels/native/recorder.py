@@ -159,20 +159,24 @@ def _returns_alias(func: OpOverload) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns)
 
 
-def _add(operation: str, out: Tensor, a: Any, b: Any, alpha: float = 1) -> None:
-    if alpha != 1:
+def _arithmetic(operation: str, out: Tensor, a: Any, b: Any, alpha: float = 1, **mode: Any) -> None:
+    if alpha != 1 or mode:
         raise NoNativeForm
-    elementwise.arithmetic(operation, _as_tensor(a), _as_tensor(b), out)
+    a = _operand(a, out.dtype)
+    # Torch rounds a lone number to the result's dtype, except one that it multiplies or divides by.
+    b = _operand(b, torch.float32 if operation in "*/" else out.dtype)
+    elementwise.arithmetic(operation, a, b, out)
 
 
-def _multiply(operation: str, out: Tensor, a: Any, b: Any, **mode: Any) -> None:
-    if mode:
-        raise NoNativeForm
-    elementwise.arithmetic(operation, _as_tensor(a), _as_tensor(b), out)
-
-
-def _as_tensor(operand: Any) -> Tensor:
-    return operand if isinstance(operand, Tensor) else torch.tensor(operand, dtype=torch.float32)
+def _operand(value: Any, dtype: torch.dtype) -> Tensor:
+    """The operand as the kernel takes it; a lone number in that dtype, or a narrower one."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=dtype)
+    if value.dim() > 0 or value.dtype.itemsize <= dtype.itemsize:
+        return value
+    rounded = torch.empty((), dtype=dtype)
+    elementwise.convert(value, rounded)
+    return rounded
 
 
 def _negate(out: Tensor, a: Tensor) -> None:
@@ -209,14 +213,14 @@ def _fill_with(out: Tensor, _: Any, value: float, **__: Any) -> None:
 
 # By operation: what writes its result into a tensor, given its own arguments.
 _NATIVE_FORMS: dict[OpOverload, Callable[..., None]] = {
-    aten.add.Tensor: partial(_add, "+"),
-    aten.add_.Tensor: partial(_add, "+"),
-    aten.sub.Tensor: partial(_add, "-"),
-    aten.sub_.Tensor: partial(_add, "-"),
-    aten.mul.Tensor: partial(_multiply, "*"),
-    aten.mul_.Tensor: partial(_multiply, "*"),
-    aten.div.Tensor: partial(_multiply, "/"),
-    aten.div_.Tensor: partial(_multiply, "/"),
+    aten.add.Tensor: partial(_arithmetic, "+"),
+    aten.add_.Tensor: partial(_arithmetic, "+"),
+    aten.sub.Tensor: partial(_arithmetic, "-"),
+    aten.sub_.Tensor: partial(_arithmetic, "-"),
+    aten.mul.Tensor: partial(_arithmetic, "*"),
+    aten.mul_.Tensor: partial(_arithmetic, "*"),
+    aten.div.Tensor: partial(_arithmetic, "/"),
+    aten.div_.Tensor: partial(_arithmetic, "/"),
     aten.neg.default: _negate,
     aten._to_copy.default: _convert,
     aten.clone.default: _convert,
