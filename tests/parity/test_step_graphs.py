@@ -1,0 +1,113 @@
+"""Decode steps from tapes against the same steps computed as they come, to the bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+from support.adapters import PEFT_NOISE, write_adapter
+from support.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
+from support.captures import CheckedCapture, use_capture
+from support.engines import Choice, drain, make_engine, register, request, run
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.llm_engine import LLMEngine
+from loraplex.engine.protocol import UnregisterAdapter
+from loraplex.kernels.native.build import NativeUnavailable
+from loraplex.kernels.native.library import native
+
+pytestmark = PEFT_NOISE
+
+LENGTHS = {"a": 1, "b": 5, "c": WINDOW + 1, "d": 33}  # of the prompts, by name
+NUM_TOKENS = {"a": 9, "b": 4, "c": 6, "d": 2}  # so that the rows become fewer one by one
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _native() -> None:
+    try:
+        native()
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("gemma"), "gemma3_text")
+
+
+@pytest.fixture(scope="module")
+def adapters(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return [
+        write_adapter(gemma, folder / "wide", 1, r=16, target_modules="all-linear"),
+        write_adapter(gemma, folder / "narrow", 2, r=3, target_modules=["q_proj", "down_proj"]),
+        write_adapter(gemma, folder / "ends", 3, r=5, target_modules=["embed_tokens", "lm_head"]),
+    ]
+
+
+def tokens(choices: list[Choice]) -> list[list[int]]:
+    return [choice.token_ids for choice in choices]
+
+
+def ask(engine: LLMEngine, refs: dict[str, AdapterRef] | None = None) -> list[Choice]:
+    """Answers to all prompts at once, each through the adapter that is given for it."""
+    chooser = random.Random(3)
+    requests = [
+        request(
+            [chooser.randrange(3, VOCAB_SIZE) for _ in range(length)],
+            name,
+            adapter=(refs or {}).get(name),
+            max_tokens=NUM_TOKENS[name],
+        )
+        for name, length in LENGTHS.items()
+    ]
+    results = run(engine, requests)
+    return [results[name][0] for name in LENGTHS]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_is_recorded_and_its_tapes_give_the_same_logits(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = CheckedCapture()
+    use_capture(monkeypatch, capture)
+    engine = make_engine(
+        write_checkpoint(tmp_path / "model", architecture), tmp_path, dtype="bfloat16"
+    )
+    ask(engine)
+    engine.close()
+
+    assert not capture.refusals
+    assert capture.are_equal
+    assert all(capture.are_equal)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_tape_follows_adapters_that_come_and_go(
+    gemma: Path,
+    adapters: list[Path],
+    dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture = CheckedCapture()
+    use_capture(monkeypatch, capture)
+    engine = make_engine(gemma, tmp_path, dtype=dtype, max_adapter_slots=2)
+    stories = _stories(engine, adapters)
+    engine.close()
+
+    assert len({str(story) for story in stories}) == len(stories)  # adapters changed something
+    assert not capture.refusals
+    assert all(capture.are_equal)
+
+
+def _stories(engine: LLMEngine, folders: list[Path]) -> list[list[list[int]]]:
+    """Base rows, then mixed ones, then the same rows on other adapters in the same two slots."""
+    stories = [tokens(ask(engine))]
+    wide, narrow = (register(engine, folder).ref for folder in folders[:2])
+    stories.append(tokens(ask(engine, {"a": wide, "b": narrow, "d": wide})))
+    engine.unregister_adapter(UnregisterAdapter(request_id="u", adapter=wide))
+    drain(engine)
+    ends = register(engine, folders[2]).ref
+    stories.append(tokens(ask(engine, {"a": ends, "b": narrow, "d": ends})))
+    stories.append(tokens(ask(engine, {"a": ends, "c": narrow})))
+    return stories
