@@ -23,7 +23,7 @@ from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.cpu_tape import TapeCapture
 from loraplex.engine.cuda_graph import CudaCapture
-from loraplex.engine.errors import UnsupportedModel
+from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.feed_forward import swap_feed_forward
 from loraplex.engine.forward import Forward
 from loraplex.engine.kv_cache import KVCache
@@ -82,6 +82,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
     _put_kernels_in(loaded, probe, kernels)
+    _pack(loaded, config.quantization, kernels)
     adapter_memory = _adapter_memory(config, loaded, sites)
     lora = LoRAManager(
         sites,
@@ -134,8 +135,20 @@ def _put_kernels_in(loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels
     swap_norms(loaded.model, kernels)
     swap_rotary(probe.modules.values(), loaded.dtype, kernels)
     swap_feed_forward(loaded.model, kernels)
-    if kernels.packs_linears:
-        pack_linears(loaded.model)
+
+
+@torch.inference_mode()
+def _pack(loaded: LoadedModel, quantization: str, kernels: Kernels) -> None:
+    """Puts the linears' weights into the format in which they are served.
+
+    Raises:
+        ConfigRefused: they cannot be had in eight bits.
+    """
+    chosen = kernels.int8_linears if quantization == "int8" else kernels.linears
+    if quantization == "int8" and (chosen is None or loaded.dtype != torch.bfloat16):
+        raise ConfigRefused("quantization int8 needs a model in bfloat16 on a CPU")
+    if chosen is not None:
+        pack_linears(loaded.model, chosen)
 
 
 def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites) -> int:

@@ -5,6 +5,7 @@ import msgspec
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "naive", "triton")
+QUANTIZATIONS = ("none", "int8")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     num_threads: int | None = None  # None: torch's choice
     kernels: str = "auto"  # auto: the fastest that the machine has; naive: plain torch
+    quantization: str = "none"  # int8: linears with eight-bit weights and activations
 
     def __post_init__(self) -> None:
         faults = [
@@ -42,6 +44,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             faults.append(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
         if self.kernels not in KERNELS:
             faults.append(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
+        if self.quantization not in QUANTIZATIONS:
+            faults.append(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             faults.append(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

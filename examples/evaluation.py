@@ -35,8 +35,8 @@ def evaluate(name: str, examples: list[Example], score: Score) -> None:
     adapter_answers = _answers(model, tokenizer, examples, name)
     results = {
         "questions": len(examples),
-        "base": _means(examples, base_answers, score),
-        "adapter": _means(examples, adapter_answers, score),
+        "base": mean_scores(examples, base_answers, score),
+        "adapter": mean_scores(examples, adapter_answers, score),
         "versions": {package: version(package) for package in ("torch", "transformers", "peft")},
         "samples": [
             {"question": example.question, "base": plain, "adapter": adapted}
@@ -80,7 +80,8 @@ def _until_stop(text: str) -> str:
     return text
 
 
-def _means(examples: list[Example], answers: list[str], score: Score) -> dict[str, float]:
+def mean_scores(examples: list[Example], answers: list[str], score: Score) -> dict[str, float]:
+    """Of each measure, over the answers to the examples."""
     scores = [score(example, answer) for example, answer in zip(examples, answers, strict=True)]
     return {
         measure: round(sum(each[measure] for each in scores) / len(scores), 3)

@@ -16,8 +16,12 @@ from loraplex.kernels.draw import naive as draw_naive
 from loraplex.kernels.draw.settings import DrawSettings
 from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
 from loraplex.kernels.gated_activation import naive as gated_activation_naive
+from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
+from loraplex.kernels.int8_linear import naive as int8_linear_naive
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
+from loraplex.kernels.linear import cpu as linear_cpu
+from loraplex.kernels.linear.format import LinearFormat
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
 from loraplex.kernels.lora.batch import LoRABatch
@@ -55,7 +59,8 @@ class Kernels:
     argmax: Callable[[Tensor], Tensor]
     draw: Callable[[Tensor, Tensor, DrawSettings, Tensor], Tensor]
     empty: Callable[..., Tensor]  # (shape..., dtype=, device=), for what is read in long streams
-    packs_linears: bool  # whether weights of linears go into `kernels.linear.cpu.PackedWeight`
+    linears: LinearFormat | None  # None: torch's own linears
+    int8_linears: LinearFormat | None
 
 
 def _empty_in_huge_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -79,7 +84,8 @@ NAIVE = Kernels(
     argmax=sampling_naive.argmax,
     draw=draw_naive.draw,
     empty=torch.empty,
-    packs_linears=False,
+    linears=None,
+    int8_linears=int8_linear_naive.FORMAT,
 )
 
 
@@ -125,8 +131,8 @@ def _native(dtype: torch.dtype) -> Kernels:
         copy_blocks=kv_cache_cpu.copy_blocks,
         lora_table=lora_cpu.LoRATable,
         add_lora=lora_cpu.add_lora,
-        embedding_lora_table=lora_naive.LoRATable,
-        add_embedding_lora=lora_naive.add_embedding_lora,
+        embedding_lora_table=lora_cpu.EmbeddingLoRATable,
+        add_embedding_lora=lora_cpu.add_embedding_lora,
         rms_norm=rms_norm_cpu.rms_norm,
         rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,
         rotate=rotary_cpu.rotate,
@@ -135,5 +141,6 @@ def _native(dtype: torch.dtype) -> Kernels:
         argmax=sampling_cpu.argmax,
         draw=draw_cpu.draw,
         empty=_empty_in_huge_pages,
-        packs_linears=dtype == torch.bfloat16,
+        linears=linear_cpu.FORMAT if dtype == torch.bfloat16 else None,
+        int8_linears=int8_linear_cpu.FORMAT,
     )

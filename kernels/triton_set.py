@@ -42,5 +42,6 @@ def triton_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         argmax=sampling_triton.argmax,
         draw=draw_naive.draw,
         empty=torch.empty,
-        packs_linears=False,
+        linears=None,
+        int8_linears=None,
     )

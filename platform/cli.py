@@ -66,6 +66,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     seed: Annotated[Text, option("seed", "N")] = None,
     num_threads: Annotated[Text, option("num_threads", "N")] = None,
     kernels: Annotated[Text, option("kernels", "auto|naive")] = None,
+    quantization: Annotated[Text, option("quantization", "none|int8")] = None,
 ) -> None:
     """Serve a model and its adapters over an OpenAI-compatible API.
 

@@ -106,6 +106,9 @@ class Settings(BaseSettings):
         "auto",
         description="auto: the fastest that the machine has; naive: plain torch; triton: on a GPU",
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: half the weights' memory, a little less exact; on a CPU"
+    )
 
     @property
     def key(self) -> str:

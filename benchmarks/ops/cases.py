@@ -12,6 +12,7 @@ from loraplex.kernels.attention import naive as attention_naive
 from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
 from loraplex.kernels.gated_activation import naive as gated_activation_naive
+from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.linear import cpu as linear_cpu
@@ -46,6 +47,7 @@ def cases() -> Iterator[Case]:
     for shape in ((2048, 640), (640, 2048), (262144, 640)):
         for rows in (1, 8, 16, 32, 320):
             yield linear(rows, *shape)
+            yield int8_linear(rows, *shape)
     for lengths, queries, window in (
         ([352], 1, None),
         ([352] * 8, 1, None),
@@ -77,6 +79,22 @@ def linear(rows: int, outputs: int, inputs: int) -> Case:
         2 * rows * outputs * inputs,
         lambda: [linear_cpu.linear(x, weight) for weight in packed],
         lambda: [linear_naive.linear(x, weight) for weight in weights],
+        times,
+    )
+
+
+def int8_linear(rows: int, outputs: int, inputs: int) -> Case:
+    times = max(1, COLD // (outputs * inputs))
+    x = torch.randn(rows, inputs).to(BF16)
+    weight = torch.randn(outputs, inputs).to(BF16)
+    memory = HugePages((outputs + 32) * (inputs + 4) * times)
+    packed = [int8_linear_cpu.Int8Weight.pack(weight, memory) for _ in range(times)]
+    return Case(
+        f"int8 linear {inputs} -> {outputs}, {rows} rows",
+        outputs * inputs,
+        rows * outputs * inputs,  # two integer operations take the time of one in bfloat16
+        lambda: [int8_linear_cpu.linear(x, each) for each in packed],
+        lambda: [linear_naive.linear(x, weight) for _ in range(times)],
         times,
     )
 

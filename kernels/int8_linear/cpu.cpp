@@ -1,4 +1,4 @@
-// y = x W^T + bias with eight-bit weights and activations: integer sums over groups of 128 inputs, put
+// y = x W^T + bias with eight-bit weights and activations: integer sums over groups of 64 inputs, put
 // together in float32.
 //
 // A weight's integers have one scale for each output column. A row of x is rounded to integers here, with
@@ -13,8 +13,9 @@ using namespace simd;
 
 namespace {
 
-constexpr long GROUP = 128;  // inputs
-constexpr long STEP = 4;     // inputs of one lane of a product
+constexpr long GROUP = 64;  // inputs
+constexpr long STEP = 4;    // inputs of one lane of a product
+constexpr int MAX_ROWS = std::min(PANEL_ROWS, 8);  // beside two kinds of sums, more do not fit
 
 struct Weight {
   const int8_t* panels;    // [ceil(N / 32)][K / 4][32][4]
@@ -27,7 +28,7 @@ struct Weight {
 
 // ---- the activations
 
-// x [count <= 128] -> integers + 128, padded to `padded` with 128; returns their scale, which is NaN if
+// x [count <= 64] -> integers + 128, padded to `padded` with 128; returns their scale, which is NaN if
 // not all of x is finite.
 float quantise(const bf16* x, long count, long padded, uint8_t* out) {
   V peak = zero(), odd = zero();
@@ -65,28 +66,32 @@ void quantise_rows(const bf16* x, long x_stride, long T, long columns, const Wei
 
 // ---- the product
 
-// sums[t][:] += x[t, group] . panel, `steps` steps; step k of row t begins at t x_stride + k x_step bytes.
-template <int ROWS>
-void multiply_group(V (&sums)[ROWS][2], const uint8_t* x, long x_stride, long x_step, const float* scales,
-                    long scale_stride, const int8_t* panel, const int32_t* offsets, long steps) {
-  I acc[ROWS][2];
+// sums[t][:] += x[t, group] . panel, `steps` steps. PACKED: x is [steps][ROWS][4], else [ROWS][x_stride].
+template <int ROWS, bool PACKED>
+inline void multiply_group(V (&sums)[ROWS][2], const uint8_t* x, long x_stride, const float* scales,
+                           long scale_stride, const int8_t* panel, const int32_t* offsets, long steps) {
+  I acc[ROWS][2];  // in registers, if every loop over it is unrolled
+#pragma GCC unroll 16
   for (int t = 0; t < ROWS; t++)
-    for (int c = 0; c < 2; c++) acc[t][c] = load_ints(offsets + c * LANES);
+    acc[t][0] = load_ints(offsets), acc[t][1] = load_ints(offsets + LANES);
   for (long k = 0; k < steps; k++) {
     const int8_t* now = panel + k * PANEL * STEP;
     prefetch_ahead<ROWS>(now, PANEL * STEP);
     const I w0 = load_ints(now), w1 = load_ints(now + LANES * STEP);
+#pragma GCC unroll 16
     for (int t = 0; t < ROWS; t++) {
       int four;
-      std::memcpy(&four, x + t * x_stride + k * x_step, 4);
+      std::memcpy(&four, PACKED ? x + (k * ROWS + t) * STEP : x + t * x_stride + k * STEP, 4);
       const I a = fill_ints(four);
       acc[t][0] = dot_bytes(acc[t][0], a, w0);
       acc[t][1] = dot_bytes(acc[t][1], a, w1);
     }
   }
-  for (int t = 0; t < ROWS; t++)
-    for (int c = 0; c < 2; c++)
-      sums[t][c] = fma(to_floats(acc[t][c]), fill(scales[t * scale_stride]), sums[t][c]);
+#pragma GCC unroll 16
+  for (int t = 0; t < ROWS; t++) {
+    const V scale = fill(scales[t * scale_stride]);
+    for (int c = 0; c < 2; c++) sums[t][c] = fma(to_floats(acc[t][c]), scale, sums[t][c]);
+  }
 }
 
 struct Output {
@@ -98,14 +103,14 @@ struct Output {
 // Rows t to t + ROWS of y, in the columns of panel p. PACKED: x is [K / 4][ROWS][4], else [ROWS][K].
 template <int ROWS, bool PACKED>
 void multiply(const Weight& w, const Output& out, long p, long t, const uint8_t* x, const float* scales) {
-  const long groups = w.groups(), x_stride = PACKED ? STEP : w.K, x_step = PACKED ? ROWS * STEP : STEP;
+  const long groups = w.groups(), x_step = PACKED ? ROWS * STEP : STEP;
   V sums[ROWS][2];
   for (int i = 0; i < ROWS; i++) sums[i][0] = sums[i][1] = zero();
   for (long g = 0; g < groups; g++) {
     const long k = g * (GROUP / STEP), steps = std::min(GROUP / STEP, w.K / STEP - k);
-    multiply_group<ROWS>(sums, x + k * x_step, x_stride, x_step, scales + g, groups,
-                         w.panels + (p * w.K + k * STEP) * PANEL, w.offsets + (p * groups + g) * PANEL,
-                         steps);
+    multiply_group<ROWS, PACKED>(sums, x + k * x_step, w.K, scales + g, groups,
+                                 w.panels + (p * w.K + k * STEP) * PANEL,
+                                 w.offsets + (p * groups + g) * PANEL, steps);
   }
   for (int c = 0; c < 2; c++) {
     const long column = p * PANEL + c * LANES;
@@ -146,14 +151,14 @@ extern "C" void lpx_int8_linear(const bf16* x, long x_stride, long columns, cons
   quantise_rows(x, x_stride, T, columns, w, quantised, T <= FEW_ROWS ? 1 : threads);
   const float* row_scales = quantised.scales;
   if (T <= FEW_ROWS) {
-    for_tiles_and_panels(T, N, K, threads, [&]<int ROWS>(long p, long t) {
+    for_tiles_and_panels<MAX_ROWS>(T, N, K, threads, [&]<int ROWS>(long p, long t) {
       multiply<ROWS, false>(w, out, p, t, rows + t * K, row_scales + t * w.groups());
     });
     return;
   }
   uint8_t* packed = rows + bytes;
-  pack_tiles((const Word*)rows, K / STEP, T, K / STEP, (Word*)packed, threads);
-  for_tiles_and_panels(T, N, K, threads, [&]<int ROWS>(long p, long t) {
+  pack_tiles<MAX_ROWS>((const Word*)rows, K / STEP, T, K / STEP, (Word*)packed, threads);
+  for_tiles_and_panels<MAX_ROWS>(T, N, K, threads, [&]<int ROWS>(long p, long t) {
     multiply<ROWS, true>(w, out, p, t, packed + t * K, row_scales + t * w.groups());
   });
 }

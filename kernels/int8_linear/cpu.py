@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.int8_linear.naive import GROUP
+from loraplex.kernels.linear.format import LinearFormat
 from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import launch, num_threads
 from loraplex.kernels.native.panels import PANEL
@@ -16,10 +17,10 @@ _GRAIN = 64 * 1024  # bytes of weights worth a thread
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A weight [N, K] as integers, in the order in which the kernel reads them, padded with zeros."""
+    """A weight [N, K] as integers, in the order in which the kernel reads them."""
 
     panels: Tensor  # [ceil(N / 32), ceil(K / 4), 32, 4] int8, contiguous
-    offsets: Tensor  # [ceil(N / 32), ceil(K / 128), 32] int32, for activations with 128 added
+    offsets: Tensor  # [ceil(N / 32), ceil(K / 64), 32] int32, for activations with 128 added
     scales: Tensor  # [ceil(N / 32) * 32] float32
     shape: tuple[int, int]  # N, K
 
@@ -103,3 +104,6 @@ def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
         num_threads(weight.panels.numel(), _GRAIN),
     )
     return out
+
+
+FORMAT = LinearFormat(Int8Weight.pack, linear, Int8Weight.num_bytes)

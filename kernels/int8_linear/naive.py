@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-GROUP = 128  # inputs whose activations share a scale
+from loraplex.kernels.linear.format import LinearFormat
+
+GROUP = 64  # inputs whose activations share a scale
 
 
 def quantise(numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,11 +55,17 @@ def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
 
     Products of a group are summed exactly, and the groups in float32.
     """
-    depth = x.shape[-1]
-    padding = -depth % GROUP
-    groups = functional.pad(x, (0, padding)).unflatten(-1, (-1, GROUP))  # [..., G, 128]
-    integers, scales = quantise(groups)
-    wide = functional.pad(weight.integers.double(), (0, padding)).unflatten(-1, (-1, GROUP))
+    integers, scales = quantise(_groups(x))
+    wide = _groups(weight.integers.double())
     sums = torch.einsum("...gk,ngk->...gn", integers.double(), wide).float()
     out = (sums * scales).sum(-2) * weight.scales[:, 0]
     return (out if bias is None else out + bias).bfloat16()
+
+
+def _groups(numbers: Tensor) -> Tensor:
+    """[..., K] -> [..., ceil(K / 64), 64], with zeros at the end."""
+    padded = functional.pad(numbers, (0, -numbers.shape[-1] % GROUP))
+    return padded.reshape(*padded.shape[:-1], padded.shape[-1] // GROUP, GROUP)
+
+
+FORMAT = LinearFormat(lambda weight, _: Int8Weight.pack(weight), linear, lambda _rows, _columns: 0)

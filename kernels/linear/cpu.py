@@ -1,13 +1,15 @@
 """A bfloat16 linear layer over packed weights: few rows at the speed of memory."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from loraplex.kernels.linear.format import LinearFormat
 from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import launch, num_threads
-from loraplex.kernels.native.panels import pack_panels, unpack_panels
+from loraplex.kernels.native.panels import panels_shape, unpack_panels
 
 _GRAIN = 64 * 1024  # bytes of weights worth a thread
 
@@ -19,10 +21,28 @@ class PackedWeight:
     panels: Tensor  # [ceil(N / 32), ceil(K / 2), 32, 2] bfloat16, contiguous
     shape: tuple[int, int]  # N, K
 
+    @staticmethod
+    def num_bytes(rows: int, columns: int) -> int:
+        """Of the panels of a weight [rows, columns]."""
+        return math.prod(panels_shape(rows, columns, torch.bfloat16)) * torch.bfloat16.itemsize
+
     @classmethod
     def pack(cls, weight: Tensor, memory: HugePages | None = None) -> "PackedWeight":
         """Packs a weight [N, K] in bfloat16, into `memory` where that is given."""
-        return cls(pack_panels(weight, memory), (weight.shape[0], weight.shape[1]))
+        rows, columns = weight.shape
+        shape = panels_shape(rows, columns, torch.bfloat16)
+        panels = (memory.empty if memory else torch.empty)(*shape, dtype=torch.bfloat16)
+        weight = _even_rows(weight)
+        launch(
+            "lpx_pack_panels_bf16",
+            weight,
+            weight.stride(0),
+            panels,
+            rows,
+            shape[1] * 2,
+            num_threads(weight.numel(), _GRAIN),
+        )
+        return cls(panels, (rows, columns))
 
     def unpack(self) -> Tensor:
         """-> [N, K] bfloat16, a copy."""
@@ -50,11 +70,7 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tenso
     """x [..., K] bfloat16, bias [N] float32 -> [..., N] bfloat16; sums are float32."""
     num_columns, depth = weight.shape
     padded = weight.panels.shape[1] * 2
-    rows = x.reshape(-1, depth)
-    if padded != depth:
-        rows = torch.nn.functional.pad(rows, (0, 1))
-    elif rows.stride(1) != 1 or rows.stride(0) % 2:
-        rows = rows.contiguous()
+    rows = _even_rows(x.reshape(-1, depth))
     out = torch.empty(*x.shape[:-1], num_columns, dtype=torch.bfloat16)
     launch(
         "lpx_linear_bf16",
@@ -70,3 +86,13 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tenso
         num_threads(weight.panels.numel() * 2, _GRAIN),
     )
     return out
+
+
+def _even_rows(x: Tensor) -> Tensor:
+    """[T, K] -> [T, K or K + 1] with rows that can be read by pairs."""
+    if x.shape[1] % 2:
+        return torch.nn.functional.pad(x, (0, 1))
+    return x if x.stride(1) == 1 and x.stride(0) % 2 == 0 else x.contiguous()
+
+
+FORMAT = LinearFormat(PackedWeight.pack, linear, PackedWeight.num_bytes)

@@ -16,26 +16,31 @@ struct RowTile {
   long first, rows;
 };
 
-inline long count_tiles(long rows) { return (rows + PANEL_ROWS - 1) / PANEL_ROWS; }
+template <int MAX>
+long count_tiles(long rows) {
+  return (rows + MAX - 1) / MAX;
+}
 
-inline RowTile row_tile(long rows, long tile) {
-  const long tiles = count_tiles(rows), first = rows * tile / tiles;
+template <int MAX>
+RowTile row_tile(long rows, long tile) {
+  const long tiles = count_tiles<MAX>(rows), first = rows * tile / tiles;
   return {first, rows * (tile + 1) / tiles - first};
 }
 
-// x [T, words] with a stride -> tiles of [words][rows of the tile], one behind the other.
-inline void pack_tiles(const Word* x, long stride, long T, long words, Word* packed, int threads) {
-  pool::parallel_for(count_tiles(T), threads, [&](long i) {
-    const RowTile tile = row_tile(T, i);
+// x [T, words] with a stride -> tiles of [words][at most MAX rows], one behind the other.
+template <int MAX = PANEL_ROWS>
+void pack_tiles(const Word* x, long stride, long T, long words, Word* packed, int threads) {
+  pool::parallel_for(count_tiles<MAX>(T), threads, [&](long i) {
+    const RowTile tile = row_tile<MAX>(T, i);
     interleave(x + tile.first * stride, stride, tile.rows, words, packed + tile.first * words, tile.rows);
   });
 }
 
 // Calls body<ROWS>(panel, first row) for each tile of T rows and each panel of N columns. A block of
 // rows that stays in the cache meets one panel after the other.
-template <typename Body>
+template <int MAX = PANEL_ROWS, typename Body>
 void for_tiles_and_panels(long T, long N, long row_bytes, int threads, const Body& body) {
-  const long tiles = count_tiles(T), panels = (N + PANEL - 1) / PANEL;
+  const long tiles = count_tiles<MAX>(T), panels = (N + PANEL - 1) / PANEL;
   const long blocks = std::min(tiles, (T * row_bytes + BLOCK_BYTES - 1) / BLOCK_BYTES);
   pool::parallel_for(blocks * panels, threads, [&](long i) {
     const long block = i / panels, panel = i % panels;
@@ -43,7 +48,7 @@ void for_tiles_and_panels(long T, long N, long row_bytes, int threads, const Bod
       body.template operator()<ROWS>(panel, first);
     };
     for (long t = tiles * block / blocks; t < tiles * (block + 1) / blocks; t++)
-      call_with_rows<PANEL_ROWS>(int(row_tile(T, t).rows), row_tile(T, t).first, with_rows);
+      call_with_rows<MAX>(int(row_tile<MAX>(T, t).rows), row_tile<MAX>(T, t).first, with_rows);
   });
 }
 

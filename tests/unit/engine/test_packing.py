@@ -7,6 +7,10 @@ import torch
 from torch import nn
 
 from loraplex.engine.packing import PackedEmbedding, PackedLinear, pack_linears
+from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
+from loraplex.kernels.int8_linear import naive as int8_linear_naive
+from loraplex.kernels.linear.cpu import FORMAT
+from loraplex.kernels.linear.format import LinearFormat
 from loraplex.kernels.native.build import NativeUnavailable
 from loraplex.kernels.native.library import native
 
@@ -61,7 +65,7 @@ def test_a_packed_model_computes_the_same(embedding: type[nn.Embedding], tied: b
     model = Model(embedding(50, 24), tied=tied)
     packed = copy.deepcopy(model)
 
-    pack_linears(packed)
+    pack_linears(packed, FORMAT)
 
     assert torch.equal(packed.embedding(IDS), model.embedding(IDS))
     torch.testing.assert_close(packed(IDS), model(IDS), rtol=2e-2, atol=2e-2)
@@ -71,7 +75,7 @@ def test_a_tied_weight_is_kept_once() -> None:
     model = Model(Scaled(50, 24), tied=True)
     weight = model.lm_head.weight.detach().clone()
 
-    pack_linears(model)
+    pack_linears(model, FORMAT)
 
     assert isinstance(model.lm_head, PackedLinear)
     assert isinstance(model.embedding, PackedEmbedding)
@@ -84,7 +88,7 @@ def test_a_tied_weight_is_kept_once() -> None:
 def test_an_embedding_that_computes_something_else_keeps_its_weight() -> None:
     model = Model(Shifted(50, 24), tied=True)
 
-    pack_linears(model)
+    pack_linears(model, FORMAT)
 
     assert isinstance(model.embedding, Shifted)
 
@@ -96,6 +100,26 @@ def test_a_linear_of_another_format_or_class_stays() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Special(4, 4, dtype=torch.bfloat16))
     before = list(model)
 
-    pack_linears(model)
+    pack_linears(model, FORMAT)
 
     assert list(model) == before
+
+
+@pytest.mark.parametrize("rounded", [int8_linear_cpu.FORMAT, int8_linear_naive.FORMAT])
+@pytest.mark.parametrize("embedding", [nn.Embedding, Scaled])
+@torch.inference_mode()
+def test_a_model_in_eight_bits_computes_nearly_the_same(
+    embedding: type[nn.Embedding], rounded: LinearFormat
+) -> None:
+    torch.manual_seed(0)
+    model = Model(embedding(50, 24), tied=True)
+    packed = copy.deepcopy(model)
+
+    pack_linears(packed, rounded)
+
+    assert isinstance(packed.embedding, PackedEmbedding)
+    for got, want in (
+        (packed.embedding(IDS), model.embedding(IDS)),
+        (packed(IDS), model(IDS)),
+    ):
+        assert float((got - want).norm() / want.norm()) < 0.05

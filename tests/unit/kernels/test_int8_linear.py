@@ -1,4 +1,4 @@
-"""The eight-bit linear: the native one against the naive one, and that against the exact product."""
+"""The eight-bit linear: the native one against the naive one, that against the exact product."""
 
 import pytest
 import torch

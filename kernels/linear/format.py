@@ -1,0 +1,28 @@
+"""LinearFormat: how the weights of linear layers are kept, and what multiplies by them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from loraplex.kernels.native.huge_pages import HugePages
+
+
+class KeptWeight(Protocol):
+    """A weight [N, K] in some format."""
+
+    def unpack(self) -> Tensor:
+        """-> [N, K] bfloat16, a copy; where the format rounds, what is left of the weight."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """ids [...] int64 below N -> [..., K] bfloat16: rows of the weight, as an embedding."""
+
+
+@dataclass(frozen=True)
+class LinearFormat:
+    """Of weights, activations and results in bfloat16."""
+
+    pack: Callable[[Tensor, HugePages], KeptWeight]  # [N, K]; the second: where there is room
+    linear: Callable[[Tensor, Any, Tensor | None], Tensor]  # x [..., K], weight, bias [N] float32
+    num_bytes: Callable[[int, int], int]  # of those pages that a weight [N, K] takes
