@@ -1,10 +1,10 @@
 """LoRA for a flat batch of mixed adapters in Triton.
 
 Two launches: down, x A^T into float32 scratch, and up, the scratch times B added to the output.
-A program takes a tile of rows of one segment, and finds out on the device which, so that grids
-follow from shapes alone. Programs without rows, or with rows of an empty slot, leave at once. Long
-sums over the inputs are cut into parts, which the way up adds in their order: no atomics, so that a
-row's result does not depend on the rows beside it. (Segments as in Punica's SGMV, arXiv 2310.18547;
+A tile has rows of one segment. Programs take tiles in turn and find out on the device whose they
+are, so that grids follow from shapes alone; base rows are in no tile. Long sums over the inputs are
+cut into parts, which the way up adds in their order: no atomics, so that a row's result does not
+depend on the rows beside it. (Segments as in Punica's SGMV, arXiv 2310.18547;
 mixed ranks without padding as in S-LoRA, arXiv 2311.03285; here by pointers in place of pages.)
 """
 
@@ -35,8 +35,7 @@ def add_cut(tiles: LoRATiles, out: Tensor, x: Tensor, table: LoRATable, batch: L
     if out.numel() == 0 or x.numel() == 0:
         return
     hidden = _scratch(tiles.parts, out)
-    grid = (tiles.row_tiles(batch), tiles.rank_programs, tiles.parts)
-    shrink_kernel[grid](
+    shrink_kernel[tiles.grid_down(batch)](
         x,
         hidden,
         table.entries,
@@ -68,7 +67,7 @@ def add_embedding_lora(
         return
     tiles = tiles_for(out.shape[0], 1, table.dtype)
     hidden = _scratch(tiles.parts, out)
-    look_up_kernel[(tiles.row_tiles(batch),)](
+    look_up_kernel[tiles.grid_down(batch)[:1]](
         token_ids,
         hidden,
         table.entries,
@@ -92,7 +91,7 @@ def _add_expanded(
     out: Tensor, hidden: Tensor, table: LoRATable, batch: LoRABatch, tiles: LoRATiles
 ) -> None:
     width = out.shape[1]
-    expand_kernel[(tiles.row_tiles_up(batch), triton.cdiv(width, tiles.columns))](
+    expand_kernel[tiles.grid_up(batch, width)](
         hidden,
         out,
         table.entries,

@@ -10,6 +10,7 @@ from loraplex.kernels.lora.batch import LoRABatch
 _FEW_ROWS = 1024  # up to here there are too few tiles of rows to fill a GPU
 _PART = 512  # inputs worth a program of its own
 _MAX_PARTS = 16
+PROGRAMS = 1024  # about eight for each multiprocessor
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,25 @@ class LoRATiles:
     parts: int = 1  # over the inputs
     part_size: int = 0  # inputs in each part but the last
 
-    def row_tiles(self, batch: LoRABatch) -> int:
-        """As many as any grouping of the batch's rows can need, going down."""
-        return batch.rows.shape[0] // self.rows + batch.slots.shape[0]
+    def grid_down(self, batch: LoRABatch) -> tuple[int, int, int]:
+        """Programs over tiles of rows, over ranks and over parts."""
+        shares = self.rank_programs * self.parts
+        return _programs(batch, self.rows, shares), self.rank_programs, self.parts
 
-    def row_tiles_up(self, batch: LoRABatch) -> int:
-        return batch.rows.shape[0] // self.rows_up + batch.slots.shape[0]
+    def grid_up(self, batch: LoRABatch, width: int) -> tuple[int, int]:
+        """Programs over tiles of rows and over tiles of columns."""
+        column_tiles = triton.cdiv(width, self.columns)
+        return _programs(batch, self.rows_up, column_tiles), column_tiles
+
+
+def _programs(batch: LoRABatch, rows: int, shares: int) -> int:
+    """So many that, with the programs of all `shares` of a tile, a GPU is filled once or twice.
+
+    Each takes one tile after another. One for each tile that a batch of these shapes may need would
+    be too many where few segments are in use: the others start for nothing.
+    """
+    most = batch.rows.shape[0] // rows + batch.slots.shape[0]
+    return int(min(most, triton.cdiv(PROGRAMS, shares)))
 
 
 # Few rows wait for the weights, so that many small programs are best; many rows wait for x and the

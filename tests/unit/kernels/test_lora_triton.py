@@ -9,7 +9,7 @@ from support.lora import Segment, batch_of, cast, fill_table, random_operand
 from support.triton_interpreter import DEVICE, INTERPRETED
 from torch import Tensor
 
-from loraplex.kernels.lora import naive, triton
+from loraplex.kernels.lora import naive, triton, triton_tiles
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand
 from loraplex.kernels.lora.triton import add_cut, add_embedding_lora, add_lora
@@ -89,6 +89,17 @@ def test_all_ranks_in_one_batch_beside_base_rows(dtype: torch.dtype, num_rows: i
         segments,
         tiles_for(num_rows, 40, dtype),
     )
+
+
+@pytest.mark.parametrize("programs", [1, 5])
+def test_few_programs_take_many_tiles_in_turn(
+    programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_tiles, "PROGRAMS", programs)
+    rows = split(80, [1, 16, 17, 33, 3])
+    segments = [(r, random_operand(40, [(0, 30, 3), (30, 20, 18)])) for r in rows]
+
+    assert_equals_naive(random(80, 50), random(80, 40), segments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
