@@ -1,6 +1,7 @@
 """Deployment: one engine, and what the API needs around it."""
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -52,11 +53,12 @@ class Deployment:
         self._socket.parent.mkdir(parents=True, exist_ok=True)
         await self.engine.start()
         self._supervising = asyncio.create_task(self._supervise())
+        self._reading = asyncio.create_task(self._read_tokenizer())
 
     async def stop(self) -> None:
         """Ends the engine and what runs on it."""
         self._supervising.cancel()
-        await asyncio.gather(self._supervising, return_exceptions=True)
+        await asyncio.gather(self._supervising, self._reading, return_exceptions=True)
         await self.engine.close()
         self.inference.close()
         self._socket.unlink(missing_ok=True)
@@ -90,35 +92,45 @@ class Deployment:
         """Makes a new engine ready for requests. False: it cannot be made ready."""
         if engine.info is None:
             raise EngineUnavailable
+        await asyncio.wait([self._reading])
         try:
-            await self.inference.load_tokenizer(engine.info)
+            await self.inference.load_tokenizer(Path(engine.info.tokenizer_path))
         except StartRefused as refusal:
             return self._fail([refusal.message])
         await self.catalog.restore(engine)
         faults = await self._register_configured(engine)
         return self._fail(faults) if faults else True
 
+    async def _read_tokenizer(self) -> None:
+        """While the engine starts. The engine itself says whether the model's is the right one."""
+        with contextlib.suppress(StartRefused):
+            await self.inference.load_tokenizer(self.settings.model.absolute())
+
     async def _register_configured(self, engine: EngineClient) -> list[str]:
         """Registers the adapters of the settings that are not in the catalogue, with all faults."""
         tenant = self.authenticator.principal.tenant
-        faults: list[str] = []
-        for name, folder in self.settings.adapters.items():
-            if self.catalog.has(tenant, name):
-                continue
-            try:
-                await self.catalog.register(
-                    engine,
-                    tenant,
-                    name,
-                    folder.absolute(),
-                    allow_base_mismatch=self.settings.allow_base_mismatch,
-                )
-            except Conflict as conflict:
-                faults.append(f"Adapter {name}: {conflict.message}")
-            except RequestRejected as rejection:
-                details = rejection.faults or [rejection.message]
-                faults += [f"Adapter {name} ({folder}): {detail}" for detail in details]
-        return faults
+        missing = [
+            it for it in self.settings.adapters.items() if not self.catalog.has(tenant, it[0])
+        ]
+        found = await asyncio.gather(*(self._register(engine, *it) for it in missing))
+        return [fault for faults in found for fault in faults]
+
+    async def _register(self, engine: EngineClient, name: str, folder: Path) -> list[str]:
+        """Its faults, if it has any."""
+        try:
+            await self.catalog.register(
+                engine,
+                self.authenticator.principal.tenant,
+                name,
+                folder.absolute(),
+                allow_base_mismatch=self.settings.allow_base_mismatch,
+            )
+        except Conflict as conflict:
+            return [f"Adapter {name}: {conflict.message}"]
+        except RequestRejected as rejection:
+            details = rejection.faults or [rejection.message]
+            return [f"Adapter {name} ({folder}): {detail}" for detail in details]
+        return []
 
     def _fail(self, faults: list[str]) -> bool:
         self._failure = StartFailed(faults)

@@ -5,9 +5,10 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from loraplex.engine.client import STARTING, EngineClient
-from loraplex.engine.protocol import EngineInfo, GenerateRequest
+from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from loraplex.engine.tokenizer import Tokenizer
 from loraplex.platform.auth import Principal
@@ -44,18 +45,20 @@ class InferenceService:
         self.engine = engine
         self._catalog = catalog
         self._tokenizer: Tokenizer | None = None
+        self._folder: Path | None = None  # that it is from
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer")
 
-    async def load_tokenizer(self, info: EngineInfo) -> None:
-        """To be awaited before requests are let through.
+    async def load_tokenizer(self, folder: Path) -> None:
+        """To be awaited before requests are let through. The same folder again costs nothing.
 
         Raises:
             UnsupportedModel: if there is none to load.
         """
+        if folder == self._folder:
+            return
         loop = asyncio.get_running_loop()
-        self._tokenizer = await loop.run_in_executor(
-            self._threads, Tokenizer.from_folder, info.tokenizer_path
-        )
+        self._tokenizer = await loop.run_in_executor(self._threads, Tokenizer.from_folder, folder)
+        self._folder = folder
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
