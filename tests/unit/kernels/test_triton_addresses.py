@@ -15,7 +15,7 @@ BLOCK = HEADS * SIZE * DIM  # numbers in the keys, or in the values, of one bloc
 
 def huge(row: int) -> Tensor:
     """[N, row], of which the last rows lie beyond the reach of 32 bits."""
-    return torch.empty(2**31 // row + 8, row, dtype=torch.bfloat16, device=DEVICE)
+    return torch.empty(2**31 // row + 16, row, dtype=torch.bfloat16, device=DEVICE)
 
 
 def huge_caches() -> tuple[Tensor, Tensor]:
@@ -29,14 +29,15 @@ def ids(*blocks: int) -> Tensor:
 
 def test_attention_reads_the_highest_blocks() -> None:
     keys, values = huge_caches()
-    batch = paged_batch(Layout(4, HEADS, DIM, DIM, dtype=torch.bfloat16), [50], [1]).to(DEVICE)
-    moved = ids(*(len(keys) - 1 - i for i in range(4)))
+    batch = paged_batch(Layout(4, HEADS, DIM, DIM, dtype=torch.bfloat16), [150], [1]).to(DEVICE)
+    moved = ids(*(len(keys) - 1 - i for i in range(10)))
     keys[moved] = batch.key_cache[batch.block_tables[0]]
     values[moved] = batch.value_cache[batch.block_tables[0]]
+    want = paged_attention(*batch.arguments, 0.2)
 
-    got = paged_attention(batch.query, keys, values, moved[None], batch.spans, 0.2)
-
-    assert torch.equal(got, paged_attention(*batch.arguments, 0.2))
+    for table in (moved, moved.to(torch.int32)):
+        got = paged_attention(batch.query, keys, values, table[None], batch.spans, 0.2)
+        assert torch.equal(got, want)
 
 
 def test_attention_reads_and_writes_the_highest_rows() -> None:
