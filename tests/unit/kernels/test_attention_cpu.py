@@ -145,3 +145,32 @@ def test_the_highest_blocks_of_a_cache_beyond_int32() -> None:
     got = paged_attention(small.query, keys, values, moved, small.spans, 0.2)
 
     assert torch.equal(got, paged_attention(*small.arguments, 0.2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 900])
+@pytest.mark.parametrize("chunk", [1, 2, 9, 36])
+def test_long_sequences_are_cut_and_put_together_again(
+    dtype: torch.dtype, window: int | None, chunk: int
+) -> None:
+    lengths = [chunk, 128, 129, 513, 2100]
+    batch = paged_batch(Layout(dtype=dtype), lengths, [chunk] * 5, window)
+    sinks = torch.tensor([-3.0, 0.0, 2.0, 80.0])
+
+    assert_equals_naive(batch, window=window, softcap=30.0, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_prompt_at_once_is_the_same_as_token_by_token(dtype: torch.dtype) -> None:
+    batch = paged_batch(Layout(4, 2, 64, 64, dtype=dtype), [150], [150])
+    at_once = paged_attention(*batch.arguments, 0.2)
+
+    for position in (0, 1, 63, 64, 149):
+        alone = paged_attention(
+            batch.query[position : position + 1],
+            *batch.arguments[1:4],
+            QuerySpans.of([0, 1], [position + 1]),
+            0.2,
+        )
+        tolerance = 1e-5 if dtype == torch.float32 else 1.6e-2
+        torch.testing.assert_close(alone[0], at_once[position], atol=tolerance, rtol=tolerance)
