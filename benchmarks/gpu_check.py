@@ -66,7 +66,9 @@ def _run(group: str, seconds: float, records: Records, options: argparse.Namespa
     """In a process of its own, whose end is waited for only so long."""
     missing = [name for name in GROUPS[group].needs if importlib.util.find_spec(name) is None]
     if missing:
-        records.add(group, "not run", why=f"not installed: {', '.join(missing)}")
+        records.add(
+            group, "not run", why=f"not installed: {', '.join(missing)}; put it on PYTHONPATH"
+        )
         return
     if seconds <= 0:
         records.add(group, "not run", ok=False, why="the budget is spent")
