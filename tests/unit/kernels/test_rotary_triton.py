@@ -21,7 +21,7 @@ def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
 @pytest.mark.parametrize(
     ("heads", "key_heads", "dim", "rotated"),
-    [(4, 1, 64, 64), (3, 3, 96, 96), (5, 2, 40, 12), (20, 9, 16, 8)],
+    [(4, 1, 64, 64), (3, 3, 96, 96), (5, 2, 40, 12), (20, 9, 16, 8), (6, 5, 256, 256)],
 )
 def test_every_shape_of_heads(
     dtype: torch.dtype, num_tokens: int, heads: int, key_heads: int, dim: int, rotated: int
