@@ -12,8 +12,12 @@ import argparse
 import importlib.util
 import subprocess
 import sys
+import tempfile
 import time
+from datetime import date
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT / "tests")]
@@ -22,6 +26,7 @@ from gpu.groups import GROUPS  # noqa: E402
 from gpu.record import Records  # noqa: E402
 from gpu.table import table  # noqa: E402
 
+RESULTS = ROOT / "benchmarks" / "results"
 BUDGET = 560  # seconds
 GRACE = 30  # seconds that a group may take to end after its deadline
 
@@ -30,6 +35,9 @@ def main() -> int:
     options = _options()
     if options.child:
         return _child(options)
+    if not options.interpret and not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device; --interpret runs everything on tiny shapes without")
+    options.json = options.json or _default_file(options.interpret)
     records = Records(options.json)
     records.write({"interpreted": options.interpret, "records": []})
     start = time.monotonic()
@@ -38,6 +46,7 @@ def main() -> int:
         seconds = left if options.interpret else min(GROUPS[name].seconds, left)
         _run(name, seconds, records, options)
     found = records.all()
+    options.json.with_suffix(".md").write_text(table(found) + "\n")
     print(table(found))
     wrong = [r for r in found if r.get("ok") is False]
     missed = [r for r in found if r.get("met") is False]
@@ -53,13 +62,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, default=Path("gpu_check.json"))
+    parser.add_argument("--json", type=Path, help="default: benchmarks/results/gpu-DATE.json")
     parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="GROUP", default=list(GROUPS))
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for everything")
     parser.add_argument("--interpret", action="store_true")
     parser.add_argument("--child", choices=GROUPS, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _default_file(interpret: bool) -> Path:
+    """Beside the other results, where it is one."""
+    if interpret:
+        return Path(tempfile.mkdtemp()) / "gpu_check.json"
+    return RESULTS / f"gpu-{date.today()}.json"
 
 
 def _run(group: str, seconds: float, records: Records, options: argparse.Namespace) -> None:
