@@ -39,7 +39,8 @@ class GraphCapture(Protocol):
 
 
 class StepGraphs:
-    """The graphs of one model, recorded when they are first needed.
+    """The graphs of one model, recorded at once or else when a size comes for the second time: many
+    a size is only passed on the way to another.
 
     Steps with adapters are recorded apart, so that a batch of base rows does nothing for LoRA.
     """
@@ -54,17 +55,18 @@ class StepGraphs:
         self._capture = capture
         self._forward = forward
         self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
+        self._seen: set[tuple[int, bool]] = set()  # the same, of steps that were not replayed
         self._refused: set[bool] = set()  # with LoRA or not
 
     def prepare(self, sizes: Iterable[int]) -> None:
         """Records steps of so many rows now, the largest first, so that no request waits for it."""
         for num_rows in sorted(sizes, reverse=True):
             for with_lora in (False, True):
-                self._graph(num_rows, with_lora)
+                self._record((num_rows, with_lora))
 
     def run(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
-        """-> [S, V] logits of a decode step of S sequences, or None where the step is another one,
-        or its forward pass cannot be recorded."""
+        """-> [S, V] logits of a decode step of S sequences, or None where the step is another one
+        or is not recorded."""
         if not all(map(_is_decode, scheduled)) or False in self._refused:
             return None
         num_rows = self._capture.padded(len(scheduled))
@@ -76,15 +78,22 @@ class StepGraphs:
 
     def _graph(self, num_rows: int, with_lora: bool) -> StepGraph | None:
         key = num_rows, with_lora
-        if key not in self._graphs and with_lora not in self._refused:
-            batch = self._buffers.batch(num_rows, with_lora=with_lora)
-            try:
-                self._graphs[key] = self._capture.capture(lambda: self._forward(batch))
-            except CaptureRefused as reason:
-                self._refused.add(with_lora)
-                kind = "with adapters " if with_lora else ""
-                logger.warning("decode steps %sare not recorded: %s", kind, reason)
+        if key in self._seen and key not in self._graphs:
+            self._record(key)
+        self._seen.add(key)
         return self._graphs.get(key)
+
+    def _record(self, key: tuple[int, bool]) -> None:
+        num_rows, with_lora = key
+        if with_lora in self._refused:
+            return
+        batch = self._buffers.batch(num_rows, with_lora=with_lora)
+        try:
+            self._graphs[key] = self._capture.capture(lambda: self._forward(batch))
+        except CaptureRefused as reason:
+            self._refused.add(with_lora)
+            kind = "with adapters " if with_lora else ""
+            logger.warning("decode steps %sare not recorded: %s", kind, reason)
 
 
 def _is_decode(item: ScheduledSequence) -> bool:

@@ -97,6 +97,7 @@ def test_a_tape_follows_adapters_that_come_and_go(
 
     assert len({str(story) for story in stories}) == len(stories)  # adapters changed something
     assert not capture.refusals
+    assert capture.are_equal
     assert all(capture.are_equal)
 
 
