@@ -32,6 +32,7 @@ from aot.report import table
 from machine import commit, versions
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_TOLD = 50  # binaries between two signs of life
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -93,8 +94,13 @@ def check_all(jobs: list[Job], options: argparse.Namespace) -> list[Outcome]:
     """In forked processes, which find the jobs in their memory: kernels cannot be sent."""
     _jobs[:] = jobs
     context = multiprocessing.get_context("fork")
+    outcomes: list[Outcome] = []
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-        return list(pool.map(_check_at, range(len(jobs)), repeat(options.max_spill)))
+        for outcome in pool.map(_check_at, range(len(jobs)), repeat(options.max_spill)):
+            outcomes.append(outcome)
+            if len(outcomes) % _TOLD == 0:
+                print(f"{len(outcomes)} done", flush=True)
+    return outcomes
 
 
 _jobs: list[Job] = []
