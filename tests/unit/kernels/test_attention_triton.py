@@ -91,6 +91,16 @@ def test_a_window_hides_what_lies_behind_it(window: int, chunk: int) -> None:
     assert_equals_naive(batch, SMALL, window=window)
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [None, 3])
+def test_whole_tiles_of_keys_may_be_hidden_from_a_query(splits: int, window: int | None) -> None:
+    more_tokens_than_keys = Tiling(rows=32, heads=1, keys=16, warps=4, stages=2, splits=splits)
+
+    assert_equals_naive(
+        paged_batch(Layout(1, 1), [40, 25], [30, 25], window), more_tokens_than_keys, window=window
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("splits", [1, 2, 3, 4, 8])
 def test_keys_may_be_split_among_programs(dtype: torch.dtype, splits: int) -> None:
