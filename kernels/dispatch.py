@@ -47,6 +47,8 @@ class Kernels:
     paged_attention: Callable[..., Tensor]
     write_cache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
     lora_table: Callable[[int], LoRATable]  # of so many slots, as `add_lora` takes it
     add_lora: Callable[[Tensor, Tensor, Any, LoRABatch], None]
     embedding_lora_table: Callable[[int], LoRATable]
@@ -72,6 +74,8 @@ NAIVE = Kernels(
     paged_attention=attention_naive.paged_attention,
     write_cache=kv_cache_naive.write_cache,
     copy_blocks=kv_cache_naive.copy_blocks,
+    gather_blocks=kv_cache_naive.gather_blocks,
+    scatter_blocks=kv_cache_naive.scatter_blocks,
     lora_table=lora_naive.LoRATable,
     add_lora=lora_naive.add_lora,
     embedding_lora_table=lora_naive.LoRATable,
@@ -129,6 +133,8 @@ def _native(dtype: torch.dtype) -> Kernels:
         paged_attention=attention_cpu.paged_attention,
         write_cache=kv_cache_cpu.write_cache,
         copy_blocks=kv_cache_cpu.copy_blocks,
+        gather_blocks=kv_cache_cpu.gather_blocks,
+        scatter_blocks=kv_cache_cpu.scatter_blocks,
         lora_table=lora_cpu.LoRATable,
         add_lora=lora_cpu.add_lora,
         embedding_lora_table=lora_cpu.EmbeddingLoRATable,

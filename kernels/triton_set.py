@@ -30,6 +30,8 @@ def triton_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
         paged_attention=attention_triton.paged_attention,
         write_cache=kv_cache_triton.write_cache,
         copy_blocks=kv_cache_triton.copy_blocks,
+        gather_blocks=kv_cache_triton.gather_blocks,
+        scatter_blocks=kv_cache_triton.scatter_blocks,
         lora_table=partial(LoRATable, device=device, dtype=dtype),
         add_lora=lora_triton.add_lora,
         embedding_lora_table=partial(EmbeddingLoRATable, device=device, dtype=dtype),

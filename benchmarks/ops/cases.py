@@ -24,6 +24,8 @@ from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice, LoRATable
 from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
 from loraplex.kernels.rms_norm import naive as rms_norm_naive
+from loraplex.kernels.rotary import cpu as rotary_cpu
+from loraplex.kernels.rotary import naive as rotary_naive
 
 BF16 = torch.bfloat16
 COLD = 100 * 2**20  # bytes of weights to go through, so that they come from memory as in a step
@@ -59,12 +61,14 @@ def cases() -> Iterator[Case]:
         ([1056], 32, None),
     ):
         yield attention(lengths, queries, window)
-    for adapters, rows in ((1, 1), (8, 1), (1, 8), (16, 1), (1, 320)):
+    for adapters, rows in ((1, 1), (8, 1), (1, 8), (16, 1), (1, 320), (1, 1056)):
         yield lora(adapters, rows)
     for tokens in (8, 320):
         yield cache_write(tokens)
         yield rms_norm(tokens)
+        yield rotary(tokens)
         yield gated_activation(tokens)
+    yield gather(64)
 
 
 def linear(rows: int, outputs: int, inputs: int) -> Case:
@@ -178,6 +182,35 @@ def rms_norm(rows: int) -> Case:
         0,
         lambda: rms_norm_cpu.rms_norm(x, weight, 1e-6),
         lambda: rms_norm_naive.rms_norm(x, weight, 1e-6),
+    )
+
+
+def rotary(tokens: int) -> Case:
+    projected = torch.randn(1, tokens, HEADS + KV_HEADS, DIM).to(BF16).transpose(1, 2)
+    query, key = projected[:, :HEADS], projected[:, HEADS:]
+    angles = torch.randn(1, tokens, DIM)
+    rest = angles.cos().to(BF16), angles.sin().to(BF16)
+    return Case(
+        f"rotary embedding, {tokens} tokens",
+        2 * (projected.nbytes + angles.numel() * 2),
+        0,
+        lambda: rotary_cpu.rotate(query, key, *rest),
+        lambda: rotary_naive.rotate(query, key, *rest),
+    )
+
+
+def gather(blocks: int) -> Case:
+    """As a sequence that is swapped out, of one group of layers."""
+    shape = (blocks * 16, 18 * 2 * KV_HEADS * BLOCK * DIM)
+    storage = HugePages(2 * math.prod(shape)).empty(*shape, dtype=BF16).zero_()
+    out = torch.empty(blocks, shape[1], dtype=BF16)
+    ids = torch.randperm(shape[0])[:blocks]
+    return Case(
+        f"gather {blocks} blocks",
+        out.nbytes * 2,
+        0,
+        lambda: kv_cache_cpu.gather_blocks(storage, ids, out),
+        lambda: kv_cache_naive.gather_blocks(storage, ids, out),
     )
 
 

@@ -45,9 +45,8 @@ def _pack(operand: LoRAOperand, a: Tensor, depth: int) -> PackedOperand:
     description = struct.pack(
         "<5q", weights.data_ptr(), scales.data_ptr(), depth, sum(ranks), len(ranks)
     )
-    for start, part in zip(starts[1:], operand.slices, strict=False):
-        address = weights.data_ptr() + start
-        description += struct.pack("<4q", part.start, *part.b.shape, address)
+    for start, (column, b, _) in zip(starts[1:], operand.slices, strict=False):
+        description += struct.pack("<4q", column, *b.shape, weights.data_ptr() + start)
     return PackedOperand(weights, scales, ctypes.create_string_buffer(description))
 
 
