@@ -1,10 +1,8 @@
 """LoRABatch: which adapter slot each row of one step belongs to."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,33 +26,35 @@ class LoRABatch:
     @classmethod
     def build(
         cls,
-        slots: Sequence[int] | np.ndarray,
+        slots: Any,
         device: torch.device | str = "cpu",
         capacity: int | None = None,
     ) -> Self | None:
         """Groups the rows of a step by slot.
 
         Args:
-            slots: [T] the slot of each row, `BASE_SLOT` for the base model.
+            slots: [T] the slot of each row, `BASE_SLOT` for the base model; a list, an array or a
+                tensor on the host.
             device: where the model runs.
             capacity: C, at least the number of slots in use; that number where not given.
 
         Returns:
             The batch, or None where every row is the base model's, so that nothing of LoRA runs.
         """
-        host = np.asarray(slots, dtype=np.int32)
-        active, counts = np.unique(host[host != BASE_SLOT], return_counts=True)
-        if active.size == 0:
+        host = torch.as_tensor(slots, dtype=torch.int32)
+        order = torch.argsort(host, stable=True)[int((host == BASE_SLOT).sum()) :]
+        active, counts = torch.unique_consecutive(host[order], return_counts=True)
+        used, num_rows = len(active), len(order)
+        if used == 0:
             return None
-        capacity = active.size if capacity is None else capacity
-        order = np.argsort(host, kind="stable")[host.size - counts.sum() :]
-        rows = np.full(host.size, -1, np.int64)
-        rows[: order.size] = order
-        padded = np.full(capacity, -1, np.int64)
-        padded[: active.size] = active
-        starts = np.full(capacity + 1, order.size, np.int64)
-        starts[: active.size + 1] = np.concatenate([[0], np.cumsum(counts)])
-        return cls(*(torch.from_numpy(part).to(device) for part in (host, rows, padded, starts)))
+        capacity = used if capacity is None else capacity
+        rows = torch.full((len(host),), -1)
+        rows[:num_rows] = order
+        padded = torch.full((capacity,), -1)
+        padded[:used] = active
+        starts = torch.full((capacity + 1,), num_rows)
+        starts[0], starts[1 : used + 1] = 0, counts.cumsum(0)
+        return cls(host.to(device), rows.to(device), padded.to(device), starts.to(device))
 
     @property
     def num_rows(self) -> int:
