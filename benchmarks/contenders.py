@@ -58,7 +58,7 @@ def peft(options: Namespace, adapters: Path) -> list[Contender]:
 def openvino(options: Namespace, adapters: Path) -> list[Contender]:
     if (python := options.openvino_python) is None:
         return []
-    script = PEERS / "openvino_genai.py"
+    script = PEERS / "openvino_batch.py"
     command = (python, script, options.openvino_models, adapters, *shared(options))
     return [Contender("OpenVINO", command, version_in(python, "openvino-genai"))]
 

@@ -1,6 +1,6 @@
 """OpenVINO GenAI with LoRA adapters on a CPU, in process. Run with the interpreter that has it.
 
-    PYTHON benchmarks/peers/openvino_genai.py EXPORTED ADAPTERS [--cases TEXT …] [--quick]
+    PYTHON benchmarks/peers/openvino_batch.py EXPORTED ADAPTERS [--cases TEXT …] [--quick]
 
 EXPORTED holds the model as `bf16` and as `int8`, exported as benchmarks/README.md says. The
 standard workload of benchmarks/serving, eight prompts in one call where a server has eight requests
