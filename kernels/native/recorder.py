@@ -63,7 +63,7 @@ def record(compute: Callable[[], Tensor], arena: Arena) -> Tape:
         gc.collect()
     if arena.num_lent > lent:
         raise RecordingRefused("the model keeps a result for later")
-    if not torch.equal(tape.play(), expected):
+    if not _same(tape.play(), expected):
         raise RecordingRefused("played again, it gives another result")
     return tape
 
@@ -120,7 +120,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except NoNativeForm:
             pass  # of a cat, some parts may be there already
         else:
-            if torch.equal(out, expected):
+            if _same(out, expected):
                 return out
         del self._calls[num_calls:]
         if before is not None:
@@ -146,6 +146,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._calls:
             self._steps.append(NativeSegment((Call * len(self._calls))(*self._calls)))
             self._calls = []
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether all numbers are equal; one that is none equals another that is none."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
 
 
 def _steers_the_host(func: OpOverload, args: Any) -> bool:

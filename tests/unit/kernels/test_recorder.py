@@ -66,6 +66,16 @@ def test_a_tape_computes_anew_from_what_is_in_the_inputs(mode: Callable[[], obje
         assert torch.equal(played, layer())
 
 
+def test_a_row_without_numbers_does_not_keep_a_computation_from_being_recorded() -> None:
+    x = sample(40, 64)
+    x[3] = float("nan")
+
+    with torch.inference_mode():
+        tape = record(lambda: (x + 1.0) * x, Arena())
+
+    assert [type(step) for step in tape.steps] == [NativeSegment]
+
+
 def test_what_torch_alone_can_do_stands_between_native_segments() -> None:
     with torch.inference_mode():
         tape = record(Layer(), Arena())
