@@ -24,7 +24,8 @@ def paged_attention(
 ) -> Tensor:
     """As `naive.paged_attention`; the caches are float32 or bfloat16.
 
-    Sums are float32. Against tall tiles of queries, bfloat16 weights multiply bfloat16 values.
+    Sums are float32. Where the CPU multiplies bfloat16, and against tall tiles of queries on any,
+    bfloat16 weights multiply bfloat16 values.
     """
     dtype, query = query.dtype, query.to(key_cache.dtype)
     if query.stride(2) != 1:

@@ -52,7 +52,7 @@ class HugePageChunks:
     """Large pages for many small tensors that come and go: each is cut from the newest chunk.
 
     A chunk's memory is freed when the last tensor in it is gone, so what is made together should go
-    together.
+    together. Not for several threads at once.
     """
 
     def __init__(self, num_bytes: int) -> None:
