@@ -56,8 +56,9 @@ def extremes(runs: list[dict[str, Any]]) -> str:
         records = {record["label"]: record for record in run["records"]}
         ready, end = records.get("ready"), records.get("end")
         if ready and end and run["contender"] not in lines:
-            text = f"ready in {ready['seconds']} s, {end['pss_mb']} MiB resident at the end, "
-            text += f"of it at least {end['kv_resident_mb']:.0f} KV pool"
+            text = f"ready in {ready['seconds']} s, {end['pss_mb']} MiB resident at the end"
+            if "kv_resident_mb" in end:
+                text += f", of it at least {end['kv_resident_mb']:.0f} KV pool"
             if "waste_mean" in end:
                 text += f", KV waste {end['waste_mean']:.2%} (peak {end['waste_peak']:.2%})"
             lines[run["contender"]] = f"- {run['contender']}: {text}"

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -66,8 +67,8 @@ async def engine(
         await client.close()
 
 
-async def collect(client: EngineClient, wanted: GenerateRequest) -> list[TokenEvent]:
-    return [event async for event in client.generate(wanted)]
+async def collect(client: EngineClient, *wanted: GenerateRequest) -> list[TokenEvent]:
+    return [event async for event in client.generate(*wanted)]
 
 
 async def idle(client: EngineClient) -> None:
@@ -103,6 +104,24 @@ async def test_requests_run_side_by_side_for_several_clients(tmp_path: Path) -> 
 
     firsts = [events[0].token_ids[0] for events in outputs]
     assert firsts == [101, 102, 103, 104, 201, 202, 203, 204]
+
+
+async def test_one_stream_serves_several_requests_to_the_end_of_each(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        short, long = request("short", max_tokens=1), request("long", max_tokens=4)
+        events = await collect(client, short, long)
+
+    lengths = Counter(event.request_id for event in events)
+    assert lengths == {"short": 1, "long": 4}
+
+
+async def test_a_stream_that_fails_on_one_request_aborts_the_others(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        forever, bad = request("a", max_tokens=FOREVER), request("b", [fake_engine.REFUSED])
+        with pytest.raises(RequestRejected):
+            await collect(client, forever, bad)
+
+        await asyncio.wait_for(idle(client), 10)
 
 
 async def test_a_refused_request_tells_why_and_harms_nobody(tmp_path: Path) -> None:
