@@ -162,12 +162,12 @@ def _operand() -> LoRAOperand:
 
 
 def cache_write(tokens: int) -> Case:
-    caches = torch.zeros(2, 1000, KV_HEADS, BLOCK, DIM, dtype=BF16)
-    rows = torch.randn(2, tokens, KV_HEADS, DIM).to(BF16)
+    caches = torch.zeros(2, 1000, KV_HEADS, BLOCK, DIM, dtype=BF16).unbind()
+    rows = torch.randn(2, tokens, KV_HEADS, DIM).to(BF16).unbind()
     slots = torch.randperm(16000)[:tokens]
     return Case(
         f"cache write, {tokens} tokens",
-        rows.nbytes * 2,
+        rows[0].nbytes * 4,
         0,
         lambda: kv_cache_cpu.write_cache(*caches, *rows, slots),
         lambda: kv_cache_naive.write_cache(*caches, *rows, slots),

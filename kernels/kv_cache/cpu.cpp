@@ -10,10 +10,21 @@
 
 namespace {
 
-struct Sizes {  // strides and row lengths in bytes
+struct Rows {  // of keys or of values; lengths and strides in numbers of `size` bytes
+  int64_t size, dim, token, head;
+  int64_t block, block_head, block_token;  // where they go
+
+  // Copies a token's rows into a slot of the cache.
+  void copy(const char* from, long token_index, char* cache, long block_id, long offset, long heads) const {
+    for (long h = 0; h < heads; h++)
+      std::memcpy(cache + (block_id * block + h * block_head + offset * block_token) * size,
+                  from + (token_index * token + h * head) * size, dim * size);
+  }
+};
+
+struct Sizes {
   int64_t tokens, heads, block_size;
-  int64_t key_bytes, key_token, key_head, key_block, key_block_head, key_block_token;
-  int64_t value_bytes, value_token, value_head, value_block, value_block_head, value_block_token;
+  Rows keys, values;
 };
 
 struct Storage {
@@ -50,13 +61,8 @@ extern "C" void lpx_write_cache(char* key_cache, char* value_cache, const char* 
   pool::parallel_for(n.tokens, threads, [&](long t) {
     if (slots[t] < 0) return;  // padding
     const long block = slots[t] / n.block_size, offset = slots[t] % n.block_size;
-    char* key = key_cache + block * n.key_block + offset * n.key_block_token;
-    char* value = value_cache + block * n.value_block + offset * n.value_block_token;
-    for (long h = 0; h < n.heads; h++) {
-      std::memcpy(key + h * n.key_block_head, keys + t * n.key_token + h * n.key_head, n.key_bytes);
-      std::memcpy(value + h * n.value_block_head, values + t * n.value_token + h * n.value_head,
-                  n.value_bytes);
-    }
+    n.keys.copy(keys, t, key_cache, block, offset, n.heads);
+    n.values.copy(values, t, value_cache, block, offset, n.heads);
   });
 }
 

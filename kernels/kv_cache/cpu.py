@@ -14,21 +14,19 @@ def write_cache(
     key_cache: Tensor, value_cache: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor
 ) -> None:
     """As `naive.write_cache`; rows are copied as they are, so number formats must agree."""
-    keys = _rows(keys.to(key_cache.dtype))
-    values = _rows(values.to(value_cache.dtype))
-    slots = slot_mapping.contiguous()
-    num_tokens, heads = keys.shape[:2]
-    key_size, value_size = key_cache.element_size(), value_cache.element_size()
+    keys, values = _rows(keys, key_cache), _rows(values, value_cache)
+    num_tokens, heads, key_dim = keys.shape
+    size = key_cache.element_size()
     sizes = array(
         "q",
         (
             num_tokens,
             heads,
             key_cache.shape[2],
-            *(size * key_size for size in (keys.shape[2], *keys.stride()[:2])),
-            *(stride * key_size for stride in key_cache.stride()[:3]),
-            *(size * value_size for size in (values.shape[2], *values.stride()[:2])),
-            *(stride * value_size for stride in value_cache.stride()[:3]),
+            size,
+            *(key_dim, *keys.stride()[:2], *key_cache.stride()[:3]),
+            value_cache.element_size(),
+            *(values.shape[2], *values.stride()[:2], *value_cache.stride()[:3]),
         ),
     )
     launch(
@@ -37,9 +35,9 @@ def write_cache(
         value_cache,
         keys,
         values,
-        slots,
+        slot_mapping.contiguous(),
         sizes,
-        num_threads(num_tokens * heads * keys.shape[2] * key_size, _GRAIN),
+        num_threads(num_tokens * heads * key_dim * size, _GRAIN),
     )
 
 
@@ -73,6 +71,8 @@ def _launch_on_blocks(kernel: str, storage: Tensor, ids: Tensor, other: Tensor) 
     )
 
 
-def _rows(tokens: Tensor) -> Tensor:
-    """[T, KVH, D], with the numbers of each row side by side."""
+def _rows(tokens: Tensor, cache: Tensor) -> Tensor:
+    """[T, KVH, D] in the dtype of the cache, with the numbers of each row side by side."""
+    if tokens.dtype != cache.dtype:
+        tokens = tokens.to(cache.dtype)
     return tokens if tokens.stride(2) == 1 else tokens.contiguous()
