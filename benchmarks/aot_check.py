@@ -114,7 +114,7 @@ def save(outcomes: list[Outcome], summary: str) -> None:
     path = RESULTS / f"aot-{time.strftime('%Y-%m-%d')}.json"
     document = {
         "commit": commit(),
-        "versions": versions(None),
+        "versions": versions(),
         "binaries": [asdict(outcome) for outcome in outcomes],
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
