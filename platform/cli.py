@@ -65,7 +65,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     adapter_memory: Annotated[Text, option("adapter_memory", "BYTES")] = None,
     seed: Annotated[Text, option("seed", "N")] = None,
     num_threads: Annotated[Text, option("num_threads", "N")] = None,
-    kernels: Annotated[Text, option("kernels", "auto|naive")] = None,
+    kernels: Annotated[Text, option("kernels", "auto|naive|triton")] = None,
     quantization: Annotated[Text, option("quantization", "none|int8")] = None,
 ) -> None:
     """Serve a model and its adapters over an OpenAI-compatible API.

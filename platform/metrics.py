@@ -4,7 +4,13 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,6 +20,8 @@ from loraplex.platform.inference.generation import ChoiceEvent, Generation
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
 LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 LABEL = "model_name"
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which only says when we started
 
 GAUGES = {
     "vllm:num_requests_running": ("num_running", "Sequences that run"),
