@@ -15,6 +15,10 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import StartRefused
 
 ENGINE_COMMAND = (
+    "env",
+    # Else torch's threads spin for milliseconds after each of its operations, and those of the
+    # native kernels wait for the cores.
+    "OMP_WAIT_POLICY=PASSIVE",
     sys.executable,
     "-P",  # the folder it is started in is none of its import paths
     "-m",
