@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,9 +136,9 @@ def _native(dtype: torch.dtype) -> Kernels:
         copy_blocks=kv_cache_cpu.copy_blocks,
         gather_blocks=kv_cache_cpu.gather_blocks,
         scatter_blocks=kv_cache_cpu.scatter_blocks,
-        lora_table=lora_cpu.LoRATable,
+        lora_table=partial(lora_cpu.LoRATable, dtype=dtype),
         add_lora=lora_cpu.add_lora,
-        embedding_lora_table=lora_cpu.EmbeddingLoRATable,
+        embedding_lora_table=partial(lora_cpu.EmbeddingLoRATable, dtype=dtype),
         add_embedding_lora=lora_cpu.add_embedding_lora,
         rms_norm=rms_norm_cpu.rms_norm,
         rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,

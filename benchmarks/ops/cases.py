@@ -135,7 +135,7 @@ def lora(adapters: int, rows: int) -> Case:
     x, out = torch.randn(adapters * rows, 640).to(BF16), torch.randn(adapters * rows, 4096).to(BF16)
     batch = LoRABatch.build(torch.arange(adapters).repeat_interleave(rows).numpy())
     operands = [[_operand() for _ in range(adapters)] for _ in range(times)]
-    native = [_table(lora_cpu.LoRATable(adapters), layer) for layer in operands]
+    native = [_table(lora_cpu.LoRATable(adapters, BF16), layer) for layer in operands]
     plain = [_table(lora_naive.LoRATable(adapters), layer) for layer in operands]
     return Case(
         f"LoRA 640 -> 4096 rank 16, {adapters} adapters x {rows} rows",

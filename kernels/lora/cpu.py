@@ -53,16 +53,15 @@ def _pack(operand: LoRAOperand, a: Tensor, depth: int) -> PackedOperand:
 class LoRATable:
     """The adapters of one linear by slot, packed, all of one dtype."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
         self._packed: list[PackedOperand | None] = [None] * num_slots
         self.addresses = torch.zeros(num_slots, dtype=torch.int64)  # of descriptions; 0: empty
-        self.dtype: torch.dtype | None = None  # of the weights; None until there are some
+        self.dtype = dtype  # of the weights; a launch may be recorded before there are some
 
     def set(self, slot: int, operand: LoRAOperand | None) -> None:
         packed = None if operand is None else self._pack(operand)
         self.addresses[slot] = 0 if packed is None else ctypes.addressof(packed.description)
         self._packed[slot] = packed
-        self.dtype = self.dtype if packed is None else packed.weights.dtype
 
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
         ranks, depth = operand.a.shape
@@ -81,7 +80,7 @@ class EmbeddingLoRATable(LoRATable):
 
 def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:
     """As `naive.add_lora`."""
-    if table.dtype is not None and out.dtype != table.dtype:
+    if out.dtype != table.dtype:
         delta = torch.zeros(out.shape, dtype=table.dtype)
         add_lora(delta, x, table, batch)
         out += delta
@@ -112,7 +111,7 @@ def add_embedding_lora(
     embed_scale: float,
 ) -> None:
     """As `naive.add_embedding_lora`."""
-    if table.dtype is not None and out.dtype != table.dtype:
+    if out.dtype != table.dtype:
         delta = torch.zeros(out.shape, dtype=table.dtype)
         add_embedding_lora(delta, token_ids, table, batch, embed_scale)
         out += delta

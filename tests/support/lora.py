@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loraplex.kernels.lora import naive
 from loraplex.kernels.lora.batch import BASE_SLOT, LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
 
@@ -42,6 +43,12 @@ def fill_table(table: Any, operands: Sequence[LoRAOperand | None]) -> Any:
     return table
 
 
+def table_of(kind: Any, operands: Sequence[LoRAOperand]) -> Any:
+    """A naive or native table with one adapter in each slot."""
+    dtype = () if kind is naive.LoRATable else (operands[0].a.dtype,)
+    return fill_table(kind(len(operands), *dtype), operands)
+
+
 def batch_of(segments: Sequence[Segment], num_rows: int) -> LoRABatch | None:
     """The batch in which segment i uses slot i."""
     slots = torch.full((num_rows,), BASE_SLOT, dtype=torch.int32)
@@ -54,5 +61,5 @@ def run_segments(kernel: Any, out: Tensor, x: Tensor, segments: Sequence[Segment
     """Runs `add_lora` of a kernel module, unless no row has an adapter."""
     batch = batch_of(segments, len(out))
     if batch is not None:
-        table = fill_table(kernel.LoRATable(len(segments)), [weights for _, weights in segments])
+        table = table_of(kernel.LoRATable, [weights for _, weights in segments])
         kernel.add_lora(out, x, table, batch)

@@ -57,7 +57,7 @@ def test_lora_reads_and_writes_rows_that_lie_far_apart(apart: int) -> None:
     a, b = torch.randn(4, 48).bfloat16(), torch.randn(64, 4).bfloat16()
     batch = LoRABatch.build([-1, 0])
     assert batch is not None
-    table, oracle, expected = cpu.LoRATable(1), naive.LoRATable(1), out.clone()
+    table, oracle, expected = cpu.LoRATable(1, torch.bfloat16), naive.LoRATable(1), out.clone()
     for each in (table, oracle):
         each.set(0, LoRAOperand(a, (LoRASlice(0, b, 0.5),)))
     naive.add_lora(expected, x, oracle, batch)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.lora import Segment, batch_of, cast, fill_table, random_operand, run_segments
+from support.lora import Segment, batch_of, cast, random_operand, run_segments, table_of
 
 from loraplex.kernels.lora import cpu, naive
 from loraplex.kernels.lora.batch import LoRABatch
@@ -96,7 +96,7 @@ def test_any_number_of_rows(dtype: torch.dtype, num_rows: int) -> None:
 
 
 def test_an_empty_slot_changes_nothing() -> None:
-    out, table = torch.randn(3, 8), cpu.LoRATable(2)
+    out, table = torch.randn(3, 8), cpu.LoRATable(2, torch.float32)
     table.set(0, random_operand(8, [(0, 8, 4)]))
     table.set(0, None)
     before = out.clone()
@@ -110,7 +110,7 @@ def test_an_empty_slot_changes_nothing() -> None:
 
 def test_unused_segments_of_a_batch_with_room_are_skipped() -> None:
     x, out, tight = torch.randn(3, 8), torch.zeros(3, 8), torch.zeros(3, 8)
-    table = fill_table(cpu.LoRATable(2), [random_operand(8, [(0, 8, 4)]) for _ in range(2)])
+    table = table_of(cpu.LoRATable, [random_operand(8, [(0, 8, 4)]) for _ in range(2)])
     roomy = LoRABatch.build([1, -1, 1], capacity=5)
     exact = LoRABatch.build([1, -1, 1])
     assert roomy is not None
@@ -176,8 +176,8 @@ def run_embedding(
 ) -> None:
     batch = batch_of(segments, len(out))
     if batch is not None:
-        make = getattr(kernel, "EmbeddingLoRATable", kernel.LoRATable)
-        table = fill_table(make(len(segments)), [weights for _, weights in segments])
+        kind = getattr(kernel, "EmbeddingLoRATable", kernel.LoRATable)
+        table = table_of(kind, [weights for _, weights in segments])
         kernel.add_embedding_lora(out, ids, table, batch, 3.0)
 
 
@@ -229,7 +229,7 @@ def test_a_wide_output_is_cut_into_parts_that_meet(threads: int) -> None:
 def test_a_slot_that_is_filled_again_takes_the_new_weights() -> None:
     x, out, want = torch.randn(2, 64), torch.zeros(2, 96), torch.zeros(2, 96)
     first, second = (random_operand(64, [(0, 96, rank)]) for rank in (8, 33))
-    table = fill_table(cpu.LoRATable(1), [first])
+    table = table_of(cpu.LoRATable, [first])
     batch = LoRABatch.build([0, 0])
     assert batch is not None
 

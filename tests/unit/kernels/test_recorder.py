@@ -4,10 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.lora import random_operand
 from torch import Tensor
 from torch.nn import functional
 
 from loraplex.kernels.gated_activation.cpu import gated_silu
+from loraplex.kernels.lora import cpu as lora
+from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.native.arena import Arena
 from loraplex.kernels.native.build import NativeUnavailable
 from loraplex.kernels.native.library import native
@@ -186,3 +189,21 @@ def test_a_result_that_is_kept_for_later_is_not_recorded() -> None:
 
     with torch.inference_mode(), pytest.raises(RecordingRefused, match="keeps a result"):
         record(compute, Arena())
+
+
+def test_a_float32_linear_recorded_before_its_first_adapter_reads_it_as_it_is() -> None:
+    table = lora.LoRATable(1, torch.bfloat16)
+    batch = LoRABatch.build([0, -1, 0])
+    assert batch is not None
+    base, x = sample(3, 32, dtype=torch.float32), sample(3, 16, dtype=torch.float32)
+
+    def compute() -> Tensor:
+        out = base.clone()
+        lora.add_lora(out, x, table, batch)
+        return out
+
+    with torch.inference_mode():
+        tape = record(compute, Arena())
+        table.set(0, random_operand(16, [(0, 32, 4)], torch.bfloat16))
+
+        assert torch.equal(tape.play(), compute())
