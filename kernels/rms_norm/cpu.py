@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.native.library import launch, num_threads
+from loraplex.kernels.rms_norm.rows import three_dimensional
 
 _GRAIN = 64 * 1024  # numbers worth a thread
 
@@ -24,7 +25,7 @@ def _run(x: Tensor, weight: Tensor, eps: float, *, round_first: bool) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
     rows = x
     if rows.dim() != 3 or rows.stride(2) != 1:
-        rows = _three_dimensional(rows)
+        rows = three_dimensional(rows)
     outer, inner, columns = rows.shape
     sizes = array("q", (outer, inner, columns, rows.stride(0), rows.stride(1)))
     kernel = "lpx_rms_norm_float" if x.dtype == torch.float32 else "lpx_rms_norm_bf16"
@@ -39,12 +40,3 @@ def _run(x: Tensor, weight: Tensor, eps: float, *, round_first: bool) -> Tensor:
         num_threads(out.numel(), _GRAIN),
     )
     return out
-
-
-def _three_dimensional(x: Tensor) -> Tensor:
-    """[..., D] -> [A, B, D] with contiguous rows; a view where x is one of a flat batch."""
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    if x.dim() == 4 and x.shape[0] == 1:
-        return x[0]
-    return x.reshape(1, -1, x.shape[-1])

@@ -4,6 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
+from loraplex.kernels.rms_norm.rows import three_dimensional
 from loraplex.kernels.rms_norm.triton_kernels import rms_norm_kernel
 
 _TILE = 2048  # numbers of a program that takes several rows
@@ -24,7 +25,7 @@ def _run(x: Tensor, weight: Tensor, eps: float, *, round_first: bool) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    rows = _three_dimensional(x)
+    rows = three_dimensional(x)
     outer, inner, width = rows.shape
     columns = triton.next_power_of_2(width)
     rows_each = max(1, _TILE // columns)
@@ -45,12 +46,3 @@ def _run(x: Tensor, weight: Tensor, eps: float, *, round_first: bool) -> Tensor:
         num_stages=1,
     )
     return out
-
-
-def _three_dimensional(x: Tensor) -> Tensor:
-    """[..., D] -> [A, B, D] with contiguous rows; a view where x is one of a flat batch."""
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    if x.dim() == 4 and x.shape[0] == 1:
-        return x[0]
-    return x.reshape(1, -1, x.shape[-1])
