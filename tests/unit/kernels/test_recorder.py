@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.lora import random_operand
+from support.lora import cast, random_operand, run_segments
 from torch import Tensor
 from torch.nn import functional
 
 from loraplex.kernels.gated_activation.cpu import gated_silu
 from loraplex.kernels.lora import cpu as lora
+from loraplex.kernels.lora import naive
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.native.arena import Arena
 from loraplex.kernels.native.build import NativeUnavailable
@@ -192,10 +193,12 @@ def test_a_result_that_is_kept_for_later_is_not_recorded() -> None:
 
 
 def test_a_float32_linear_recorded_before_its_first_adapter_reads_it_as_it_is() -> None:
-    table = lora.LoRATable(1, torch.bfloat16)
+    table, weights = lora.LoRATable(1, torch.bfloat16), random_operand(16, [(0, 32, 4)])
     batch = LoRABatch.build([0, -1, 0])
     assert batch is not None
     base, x = sample(3, 32, dtype=torch.float32), sample(3, 16, dtype=torch.float32)
+    want = base.clone()
+    run_segments(naive, want, x, [(torch.tensor([0, 2]), weights)])
 
     def compute() -> Tensor:
         out = base.clone()
@@ -204,6 +207,7 @@ def test_a_float32_linear_recorded_before_its_first_adapter_reads_it_as_it_is() 
 
     with torch.inference_mode():
         tape = record(compute, Arena())
-        table.set(0, random_operand(16, [(0, 32, 4)], torch.bfloat16))
+        table.set(0, cast(weights, torch.bfloat16))
+        got = tape.play()
 
-        assert torch.equal(tape.play(), compute())
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
