@@ -55,8 +55,8 @@ class Sampler:
         """-> by index of the row, a token for each of its samples."""
         sampled = {i: row for i, row in enumerate(rows) if row.prompt_position < 0}
         changed = [i for i, row in sampled.items() if _changes_logits(row.sequence)]
-        plain = {i: row for i, row in sampled.items() if i not in changed}
-        chosen = self._choose(logits, plain)
+        plain = sampled.keys() - changed
+        chosen = self._choose(logits, {i: sampled[i] for i in sorted(plain)})
         if changed:
             processed = [self._process(logits[i], rows[i].sequence) for i in changed]
             found = self._choose(torch.stack(processed), dict(enumerate(rows[i] for i in changed)))

@@ -21,7 +21,8 @@ SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.
 LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 LABEL = "model_name"
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which only says when we started
+# They would be a second series for each metric, which only says when this process started.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 GAUGES = {
     "vllm:num_requests_running": ("num_running", "Sequences that run"),
