@@ -1,37 +1,50 @@
-"""BlockPool: who holds which KV block, and what a free block still remembers."""
+"""BlockPool: who holds which KV block, who pays for it, and what a free one still remembers."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from loraplex.engine.budgets import Account, Budgets
+from loraplex.engine.idle_blocks import IdleBlocks
+from loraplex.engine.protocol import TenantShare
 
 NULL_BLOCK_ID = 0
+NOBODY = ""  # pays for blocks that are blank
 
 
 class KVCacheBlock:
     """One fixed-size block of KV memory. Only the pool changes it."""
 
-    __slots__ = ("block_id", "key", "ref_count", "token_ids")
+    __slots__ = ("account", "block_id", "key", "ref_count", "token_ids")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
+        self.account = NOBODY
         self.key: tuple[int, bytes] | None = None  # (KV group, content key) while it is indexed
         self.token_ids: tuple[int, ...] = ()  # its tokens while it is indexed
 
 
 class BlockPool:
-    """A closed book of blocks: every operation is O(1), and allocate and release balance.
+    """A closed book of blocks: allocate and release balance, and each costs O(log n) at most.
 
-    A free block keeps its content, and its place in the prefix index, until it is handed out again;
-    so the free list, in the order of last use, doubles as the prefix cache. Block 0 is the null
-    block: it stands in block tables where a sliding window has passed, and is never handed out.
+    A block is held, cached (free, but its content can be found until it is handed out again) or
+    blank. Held and cached blocks are charged to the account that allocated them, within its
+    `budgets`. Block 0 is the null block: it stands in block tables where a sliding window has
+    passed, and is never handed out.
     """
 
     def __init__(self, num_blocks: int) -> None:
         """`num_blocks` counts the null block, which the caller has memory for too."""
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.budgets = Budgets(num_blocks - 1)
+        self.on_evict: Callable[[KVCacheBlock], None] | None = None  # before content is forgotten
+        self._blank = deque(range(1, num_blocks))
+        self._idle = IdleBlocks()
+        self._num_cached = 0
         self._index: dict[tuple[int, bytes], KVCacheBlock] = {}
+        self._uses = count()
 
     @property
     def num_blocks(self) -> int:
@@ -39,31 +52,43 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that nobody holds, whoever may have them."""
+        return len(self._blank) + self._num_cached
 
     @property
     def num_cached(self) -> int:
         """Free blocks that a prefix can still be served from."""
-        return sum(1 for block in self._index.values() if block.ref_count == 0)
+        return self._num_cached
 
-    def allocate(self) -> KVCacheBlock:
-        """Hands out the block that was unused the longest; what it remembered is forgotten.
+    def num_available(self, account: str) -> int:
+        """Blocks that this account could be given now: blank ones, and cached ones that may leave
+        for it; within its ceiling, and never from the unused floor of another."""
+        return self.budgets.num_available(account)
+
+    def allocate(self, account: str) -> KVCacheBlock:
+        """Hands out a block, which the account pays for; what it remembered is forgotten.
+
+        Cached blocks leave in the order of their ranks, but never below another account's floor.
 
         Raises:
-            MemoryError: when no block is free; callers ask `num_free` first.
+            MemoryError: when there is none for this account; callers ask `num_available` first.
         """
-        if not self._free:
+        payer = self.budgets.of(account)
+        if not self.budgets.num_available(account):
             raise MemoryError("no free KV block")
-        block_id, _ = self._free.popitem(last=False)
-        block = self.blocks[block_id]
-        self._forget(block)
+        block = self._take(payer)
         block.ref_count = 1
+        block.account = account
+        self._charge(payer, held=1)
         return block
 
     def share(self, block: KVCacheBlock) -> None:
-        """Adds a holder, taking the block off the free list if it was there."""
+        """Adds a holder to a block that is held or cached."""
         if block.ref_count == 0:
-            del self._free[block.block_id]
+            payer = self.budgets.of(block.account)
+            self._num_cached -= 1
+            self._idle.discard(payer, block.block_id)
+            self._charge(payer, held=1, cached=-1)
         block.ref_count += 1
 
     def release(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -75,9 +100,7 @@ class BlockPool:
                 raise RuntimeError(f"block {block.block_id} was released more often than held")
             block.ref_count -= 1
             if block.ref_count == 0:
-                self._free[block.block_id] = None
-                if block.key is None:  # nothing to remember: first to be handed out
-                    self._free.move_to_end(block.block_id, last=False)
+                self._set_free(block)
 
     def find(self, group: int, key: bytes, token_ids: tuple[int, ...]) -> KVCacheBlock | None:
         """The block with this content, if any. The tokens are compared too, so that not even
@@ -94,14 +117,70 @@ class BlockPool:
             block.token_ids = token_ids
             self._index[block.key] = block
 
+    def set_shares(self, shares: Iterable[TenantShare]) -> list[str]:
+        """Sets tenants' floors and ceilings; cached blocks above a ceiling leave at once.
+
+        Returns:
+            every fault; where there is one, nothing has been changed.
+        """
+        shares = list(shares)
+        faults = self.budgets.set_shares(shares)
+        if not faults:
+            for share in shares:
+                account = self.budgets.of(share.tenant)
+                while account.is_over_ceiling and account.cached:
+                    self._blank.appendleft(self._evict(self._idle.lowest_of(account)).block_id)
+                self._idle.refresh(account)
+        return faults
+
+    def _take(self, payer: Account) -> KVCacheBlock:
+        """A blank block, or the cached one that is to leave for this account."""
+        if payer.is_at_ceiling:
+            return self._evict(self._idle.lowest_of(payer))
+        if self._blank:
+            return self.blocks[self._blank.popleft()]
+        lowest = self._idle.lowest()
+        return self._evict(self._idle.lowest_of(payer) if lowest is None else lowest)
+
+    def _evict(self, block_id: int | None) -> KVCacheBlock:
+        if block_id is None:
+            raise RuntimeError("the budgets promised a block that is not there")
+        block = self.blocks[block_id]
+        if self.on_evict is not None:
+            self.on_evict(block)
+        payer = self.budgets.of(block.account)
+        self._num_cached -= 1
+        self._idle.discard(payer, block_id)
+        self._charge(payer, cached=-1)
+        self._forget(block)
+        return block
+
+    def _set_free(self, block: KVCacheBlock) -> None:
+        payer = self.budgets.of(block.account)
+        if block.key is None:  # nothing to remember
+            self._charge(payer, held=-1)
+            block.account = NOBODY
+            self._blank.appendleft(block.block_id)
+            return
+        self._num_cached += 1
+        self._charge(payer, held=-1, cached=1)
+        self._idle.put(payer, block.block_id, next(self._uses))
+        if payer.is_over_ceiling:
+            self._blank.appendleft(self._evict(block.block_id).block_id)
+
+    def _charge(self, payer: Account, *, held: int = 0, cached: int = 0) -> None:
+        self.budgets.charge(payer, held, cached)
+        self._idle.refresh(payer)
+
     def _forget(self, block: KVCacheBlock) -> None:
         if block.key is not None:
             del self._index[block.key]
             block.key = None
             block.token_ids = ()
+        block.account = NOBODY
 
     def check_integrity(self, holders: dict[int, int] | None = None) -> None:
-        """Proves the books: free + held == all, and every index entry is true.
+        """Proves the books: free + held == all, every index entry is true, every block is charged.
 
         Args:
             holders: block id -> how many tables hold it, to be compared with the reference counts.
@@ -109,8 +188,10 @@ class BlockPool:
         Raises:
             RuntimeError: naming the first block that is wrong.
         """
+        blank = set(self._blank)
         for block in self.blocks[1:]:
-            if (block.ref_count == 0) != (block.block_id in self._free):
+            is_idle = self._idle.holds(block.account, block.block_id)
+            if (block.ref_count == 0) != ((block.block_id in blank) or is_idle):
                 raise RuntimeError(f"block {block.block_id} is both free and held, or neither")
             if holders is not None and block.ref_count != holders.get(block.block_id, 0):
                 raise RuntimeError(
@@ -119,7 +200,15 @@ class BlockPool:
                 )
             if block.key is not None and self._index.get(block.key) is not block:
                 raise RuntimeError(f"block {block.block_id} believes to be indexed and is not")
-        if self.null_block.ref_count or NULL_BLOCK_ID in self._free:
+        if self.null_block.ref_count or NULL_BLOCK_ID in blank:
             raise RuntimeError("the null block was handed out")
         if any(block.key != key for key, block in self._index.items()):
             raise RuntimeError("the prefix index points to a block with other content")
+        self._check_charges()
+
+    def _check_charges(self) -> None:
+        held = Counter(block.account for block in self.blocks if block.ref_count)
+        cached = Counter(b.account for b in self.blocks if not b.ref_count and b.key is not None)
+        if self._num_cached != cached.total():
+            raise RuntimeError("the number of cached blocks is wrong")
+        self.budgets.check_integrity(held, cached)

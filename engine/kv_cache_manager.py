@@ -149,13 +149,14 @@ class KVCacheManager:
         num_blocks = -(-(start + num_new_tokens) // self.block_size)
         shared = self._shared_tail(table, start)
         needed = sum(num_blocks - len(row) for row in table.blocks) + len(shared)
-        if needed > self.pool.num_free:
+        if needed > self.pool.num_available(sequence.tenant):
             return False
         for group in shared:
-            self._copy_on_write(table, group, start // self.block_size)
+            target = self.pool.allocate(sequence.tenant)
+            self._copy_on_write(table, group, start // self.block_size, target)
         for group, row in enumerate(table.blocks):
             for _ in range(num_blocks - len(row)):
-                table.append(group, self.pool.allocate())
+                table.append(group, self.pool.allocate(sequence.tenant))
         self._used_tokens[sequence.seq_id] = start + num_new_tokens
         return True
 
@@ -300,8 +301,10 @@ class KVCacheManager:
             return []
         return [group for group, row in enumerate(table.blocks) if row[index].ref_count > 1]
 
-    def _copy_on_write(self, table: BlockTable, group: int, index: int) -> None:
-        source, target = table.blocks[group][index], self.pool.allocate()
+    def _copy_on_write(
+        self, table: BlockTable, group: int, index: int, target: KVCacheBlock
+    ) -> None:
+        source = table.blocks[group][index]
         self._copies.append(BlockCopy(source.block_id, target.block_id))
         table.replace(group, index, target)
         self.pool.release([source])

@@ -82,6 +82,15 @@ class UnregisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unregist
     adapter: AdapterRef
 
 
+class TenantShare(msgspec.Struct, frozen=True):
+    """What one tenant is given of this engine."""
+
+    tenant: str
+    floor: int = 0  # KV blocks that it can always have
+    ceiling: int | None = None  # KV blocks that it can have at most; None: all that are there
+    weight: float = 1.0  # its part of the computing time beside others that wait
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
     request_id: str
 

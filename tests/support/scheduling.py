@@ -147,7 +147,7 @@ class SchedulerHarness:
 
     def take_memory(self) -> None:
         """Takes all free blocks, so that the next one needed costs a preemption."""
-        self.hoard += [self.kv.pool.allocate() for _ in range(self.kv.pool.num_free)]
+        self.hoard += [self.kv.pool.allocate("hoard") for _ in range(self.kv.pool.num_free)]
 
     def give_memory_back(self) -> None:
         self.kv.pool.release(self.hoard)

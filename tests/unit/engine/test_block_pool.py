@@ -19,7 +19,7 @@ def pool_of(num_blocks: int) -> BlockPool:
 
 def remembered(pool: BlockPool, key: bytes, tokens: tuple[int, ...] = TOKENS) -> KVCacheBlock:
     """A block that is held and in the prefix index of group 0."""
-    block = pool.allocate()
+    block = pool.allocate("tenant")
     pool.remember(block, 0, key, tokens)
     return block
 
@@ -27,22 +27,22 @@ def remembered(pool: BlockPool, key: bytes, tokens: tuple[int, ...] = TOKENS) ->
 def test_the_null_block_is_never_handed_out() -> None:
     pool = pool_of(3)
 
-    handed_out = {pool.allocate().block_id for _ in range(3)}
+    handed_out = {pool.allocate("tenant").block_id for _ in range(3)}
 
     assert handed_out == {1, 2, 3}
 
 
 def test_an_empty_pool_says_so() -> None:
     pool = pool_of(1)
-    pool.allocate()
+    pool.allocate("tenant")
 
     with pytest.raises(MemoryError, match="no free KV block"):
-        pool.allocate()
+        pool.allocate("tenant")
 
 
 def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
     pool = pool_of(1)
-    block = pool.allocate()
+    block = pool.allocate("tenant")
     pool.share(block)
 
     pool.release([block])
@@ -54,7 +54,7 @@ def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
 
 def test_releasing_more_often_than_held_is_an_error_that_names_the_block() -> None:
     pool = pool_of(2)
-    block = pool.allocate()
+    block = pool.allocate("tenant")
     pool.release([block])
 
     with pytest.raises(RuntimeError, match="block 1 was released more often"):
@@ -85,7 +85,7 @@ def test_a_block_forgets_its_prefix_when_it_is_handed_out() -> None:
     pool = pool_of(1)
     pool.release([remembered(pool, b"key")])
 
-    pool.allocate()
+    pool.allocate("tenant")
 
     assert pool.find(0, b"key", TOKENS) is None
 
@@ -95,7 +95,7 @@ def test_the_block_unused_the_longest_is_handed_out_first() -> None:
     first, second, third = (remembered(pool, bytes([i])) for i in range(3))
     pool.release([second, first, third])
 
-    order = [pool.allocate() for _ in range(3)]
+    order = [pool.allocate("tenant") for _ in range(3)]
 
     assert order == [second, first, third]
 
@@ -107,15 +107,15 @@ def test_use_makes_a_block_young_again() -> None:
     pool.share(old)
     pool.release([old])
 
-    assert pool.allocate() is young
+    assert pool.allocate("tenant") is young
 
 
 def test_blocks_without_a_prefix_are_reused_before_any_that_has_one() -> None:
     pool = pool_of(3)
-    cached, plain = remembered(pool, b"key"), pool.allocate()
+    cached, plain = remembered(pool, b"key"), pool.allocate("tenant")
     pool.release([cached, plain])
 
-    handed_out = [pool.allocate(), pool.allocate()]
+    handed_out = [pool.allocate("tenant"), pool.allocate("tenant")]
 
     assert handed_out == [plain, pool.blocks[3]]
     assert pool.find(0, b"key", TOKENS) is cached
@@ -128,7 +128,7 @@ def test_equal_content_is_indexed_once_and_its_twin_remembers_nothing() -> None:
     pool.release([block, twin])
 
     assert pool.num_cached == 1
-    assert pool.allocate() is twin
+    assert pool.allocate("tenant") is twin
     assert pool.find(0, b"key", TOKENS) is block
 
 
@@ -156,9 +156,9 @@ def lines_run(operation: str, num_blocks: int) -> int:
     pool = pool_of(num_blocks)
     blocks = [remembered(pool, str(i).encode()) for i in range(num_blocks)]
     pool.release(blocks)
-    held = pool.allocate()
+    held = pool.allocate("tenant")
     run = {
-        "allocate": pool.allocate,
+        "allocate": lambda: pool.allocate("tenant"),
         "release": lambda: pool.release([held]),
         "share": lambda: pool.share(blocks[5]),
         "find": lambda: pool.find(0, b"7", TOKENS),
@@ -185,7 +185,7 @@ def free_but_held(pool: BlockPool) -> None:
 
 
 def lost(pool: BlockPool) -> None:
-    pool.allocate().ref_count = 0
+    pool.allocate("tenant").ref_count = 0
 
 
 def indexed_elsewhere(pool: BlockPool) -> None:
@@ -199,7 +199,7 @@ def null_block_held(pool: BlockPool) -> None:
 
 
 def nothing(pool: BlockPool) -> None:
-    pool.allocate()
+    pool.allocate("tenant")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.free)
     @rule()
     def allocate(self) -> None:
-        block = self.pool.allocate()
+        block = self.pool.allocate("tenant")
         assert block.block_id == self.free.pop(0)
         self.content.pop(block.block_id, None)
         self.held.append(block)
@@ -242,7 +242,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def allocate_from_empty(self) -> None:
         with pytest.raises(MemoryError):
-            self.pool.allocate()
+            self.pool.allocate("tenant")
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

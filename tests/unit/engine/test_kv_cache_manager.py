@@ -201,7 +201,7 @@ def test_a_shared_block_counts_once_in_the_slots() -> None:
 
 def test_the_audit_finds_a_reference_that_no_table_holds() -> None:
     kv = kv_manager(4)
-    kv.pool.allocate()
+    kv.pool.allocate("tenant")
 
     with pytest.raises(RuntimeError, match="1 references but 0 holders"):
         kv.check_integrity()

@@ -222,8 +222,9 @@ def test_a_gap_in_the_window_shortens_the_hit_to_where_all_groups_agree() -> Non
 
 
 def forget(pool: BlockPool, block_id: int) -> None:
-    """Hands out just this free block and takes it back empty."""
-    others = [b for b in pool.blocks[1:] if b.ref_count == 0 and b.block_id != block_id]
+    """Hands out just this cached block and takes it back blank."""
+    others = [b for b in pool.blocks[1:] if b.ref_count == 0 and b.key and b.block_id != block_id]
     for block in others:
         pool.share(block)
-    pool.release([pool.allocate(), *others])
+    blank = [pool.allocate("tenant") for _ in range(pool.num_free)]
+    pool.release([*blank, *others])
