@@ -165,6 +165,15 @@ class LoRAManager:
         """Why the last load failed. A second later it is forgotten, and `prepare` tries again."""
         return self._loader.error(ref.digest)
 
+    def bytes_to_load(self, ref: AdapterRef) -> int:
+        """Bytes that `acquire` would place on the device now; 0 where they are there.
+
+        Raises:
+            AdapterNotFound: it is not registered.
+        """
+        num_bytes = self._entry(ref).info.num_bytes
+        return 0 if ref.digest in self._pool else num_bytes
+
     def acquire(self, ref: AdapterRef) -> int | None:
         """Takes one reference on an adapter's slot, which does not move until all are released.
 

@@ -16,6 +16,9 @@ class AdapterSlots(Protocol):
     def prepare(self, ref: AdapterRef) -> bool:
         """Starts loading if need be, without waiting; whether the weights are in host memory."""
 
+    def bytes_to_load(self, ref: AdapterRef) -> int:
+        """Bytes that `acquire` would place on the device now; 0 where they are there."""
+
     def acquire(self, ref: AdapterRef) -> int | None:
         """A slot that holds the adapter until `release`, or None while there is none."""
 
@@ -49,6 +52,10 @@ class AdapterGate:
         # Contents, not names: one content sits in one slot, whoever uses it.
         self._waiting_since: dict[str, float] = {}
         self._draining: _Drain | None = None
+
+    def bytes_to_load(self, sequence: Sequence) -> int:
+        """Bytes of the sequence's adapter that `open` would have to place on the device."""
+        return 0 if sequence.adapter is None else self._slots.bytes_to_load(sequence.adapter)
 
     def open(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Gives the sequence its slot if it can have one now; the base model needs none."""

@@ -1,6 +1,7 @@
 """Scheduler: what runs in this step, and what its result means for each sequence."""
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.adapter_gate import AdapterGate
@@ -9,7 +10,7 @@ from loraplex.engine.kv_groups import blocks_at_peak
 from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
 from loraplex.engine.sequence import Sequence, SequenceStatus
-from loraplex.engine.step_budget import StepBudget
+from loraplex.engine.step_plan import StepPlan
 from loraplex.engine.stopping import StopChecker
 
 
@@ -63,12 +64,22 @@ class SchedulerLimits:
     max_logits_rows: int  # prompt positions of one step whose logits are wanted
 
 
+class Turn(Enum):
+    """What became of a waiting sequence's turn."""
+
+    TAKEN = auto()
+    NOT_READY = auto()  # its adapter, or the beginning of its input, is on its way
+    OVER_CEILING = auto()  # its tenant holds all the blocks that it may
+    NO_ROOM = auto()  # for anybody
+
+
 class Scheduler:
     """Continuous batching without phases.
 
-    Each sequence has computed tokens and tokens in all. A step hands out tokens, running sequences
-    first, so that the first catches up with the second; what is left of the budget admits waiting
-    ones. Chunked prefill, prefix hits, forks and the return from preemption all follow from that.
+    Each sequence has computed tokens and tokens in all. A step hands out tokens so that the first
+    number catches up with the second: one to each running sequence, and what is left by turns to
+    those that have more to compute and to waiting ones. Chunked prefill, prefix hits, forks and the
+    return from preemption all follow from that.
     """
 
     def __init__(
@@ -96,10 +107,12 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> SchedulerOutput:
-        budget = StepBudget(self.limits.max_num_batched_tokens, self.limits.max_logits_rows)
-        scheduled, num_preempted = self._schedule_running(budget)
-        if not num_preempted and self.waiting:
-            scheduled += self._schedule_waiting(budget, scheduled)
+        limits = self.limits
+        rows = limits.max_num_seqs - sum(self._rows(s) for s in self.running)
+        plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
+        num_preempted = self._keep_running(plan)
+        self._hand_out(plan, admits=not num_preempted)
+        scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
         return SchedulerOutput(scheduled, self.kv.take_copies(), num_preempted)
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
@@ -123,14 +136,13 @@ class Scheduler:
                 self._end(sequence)
                 sequence.status = SequenceStatus.FINISHED
 
-    def _schedule_running(self, budget: StepBudget) -> tuple[list[ScheduledSequence], int]:
-        scheduled: list[ScheduledSequence] = []
+    def _keep_running(self, plan: StepPlan) -> int:
+        """Gives each running sequence one token; returns how many had to give way for that."""
         queue = self.policy.order(self.running)
         num_preempted = 0
         while queue:
             sequence = queue.pop(0)
-            num_tokens = budget.offer(sequence, reserved=len(queue))  # a token for each to follow
-            while not self.kv.allocate_slots(sequence, num_tokens):
+            while not self.kv.allocate_slots(sequence, 1):
                 victim = self.policy.victim([sequence, *queue])
                 self._preempt(victim)
                 num_preempted += 1
@@ -138,40 +150,66 @@ class Scheduler:
                     break
                 queue.remove(victim)
             else:
-                budget.spend(sequence, num_tokens)
-                scheduled.append(self._scheduled(sequence, num_tokens))
-        return scheduled, num_preempted
+                self._grant(plan, sequence, 1)
+        return num_preempted
 
-    def _schedule_waiting(
-        self, budget: StepBudget, running: list[ScheduledSequence]
-    ) -> list[ScheduledSequence]:
-        scheduled: list[ScheduledSequence] = []
-        coming = {key for item in running for key in self._completed_keys(item)}
-        rows = self.limits.max_num_seqs - sum(self._rows(s) for s in self.running)
-        for sequence in self.policy.order(self.waiting):
-            if budget.num_tokens <= 0 or rows < self._rows(sequence):
-                break
-            if not self.gate.open(sequence, self.running):
-                continue  # nobody waits for another's adapter
-            cached = self.kv.find_cached(sequence)
-            if self.kv.next_key(sequence, cached) in coming:
-                self.gate.close(sequence)
-                continue  # what it needs next is being computed: it is there in the next step
-            if not self._admit(sequence, cached):
-                self.gate.close(sequence)
+    def _hand_out(self, plan: StepPlan, *, admits: bool) -> None:
+        """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
+        turns = self.policy.turns([*plan.unfinished, *self.waiting])
+        passed: set[Sequence] = set()
+        barred: set[str] = set()
+        while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._extend(plan, sequence)
+                continue
+            if not admits or sequence.tenant in barred:
+                continue
+            turn = self._begin(plan, sequence)
+            if turn is Turn.NO_ROOM:
                 break  # a later, smaller one must not overtake for ever
-            num_tokens = budget.offer(sequence)
-            if not self.kv.allocate_slots(sequence, num_tokens):
-                raise RuntimeError("admission promised blocks that are not there")
-            budget.spend(sequence, num_tokens)
-            rows -= self._rows(sequence)
-            scheduled.append(self._scheduled(sequence, num_tokens))
-            coming.update(self._completed_keys(scheduled[-1]))
+            if turn is Turn.OVER_CEILING:
+                barred.add(sequence.tenant)
+            elif turn is Turn.NOT_READY:
+                passed.add(sequence)
+        contending = {s.tenant for s in [*plan.unfinished, *self.waiting] if s not in passed}
+        self.policy.end_step(contending - barred)
         self.gate.forget_absent(self.waiting)
-        return scheduled
 
-    def _completed_keys(self, item: ScheduledSequence) -> list[bytes]:
-        return self.kv.completed_keys(item.sequence, item.num_tokens)
+    def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Computes more of a running sequence's input, where its blocks are there."""
+        num_tokens = plan.offer(sequence)
+        if num_tokens > plan.granted[sequence] and self.kv.allocate_slots(sequence, num_tokens):
+            self._grant(plan, sequence, num_tokens)
+
+    def _begin(self, plan: StepPlan, sequence: Sequence) -> Turn:
+        """Lets a waiting sequence run, if it can."""
+        if plan.num_rows < self._rows(sequence):
+            return Turn.NO_ROOM
+        num_bytes = self.gate.bytes_to_load(sequence)
+        if not self.gate.open(sequence, self.running):
+            return Turn.NOT_READY  # nobody waits for another's adapter
+        self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
+        cached = self.kv.find_cached(sequence)
+        if self.kv.next_key(sequence, cached) in plan.coming:
+            self.gate.close(sequence)
+            return Turn.NOT_READY  # what it needs next is there in the next step
+        if not self._admit(sequence, cached):
+            self.gate.close(sequence)
+            return Turn.NO_ROOM
+        num_tokens = plan.offer(sequence)
+        if not self.kv.allocate_slots(sequence, num_tokens):
+            raise RuntimeError("admission promised blocks that are not there")
+        plan.num_rows -= self._rows(sequence)
+        self._grant(plan, sequence, num_tokens)
+        return Turn.TAKEN
+
+    def _grant(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
+        """Plans so many tokens in all, and charges those that are more than before."""
+        more = plan.grant(sequence, num_tokens)
+        plan.coming.update(self.kv.completed_keys(sequence, num_tokens))
+        num_samples = self._scheduled(sequence, num_tokens).num_samples
+        is_output = num_samples > 0 and sequence.num_output_tokens > 0
+        self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_samples)
 
     def _admit(self, sequence: Sequence, cached: CachedPrefix) -> bool:
         """Admits a sequence if its full input fits beside what running ones were promised."""

@@ -31,6 +31,9 @@ class NamedSlots:
         self._asked[ref.digest] = self._asked.get(ref.digest, 0) + 1
         return self._asked[ref.digest] > self._delay
 
+    def bytes_to_load(self, ref: AdapterRef) -> int:
+        return 0 if ref.digest in self.pool else self._sizes.get(ref.adapter_id, 0)
+
     def acquire(self, ref: AdapterRef) -> int | None:
         slot = self.pool.acquire(ref.digest, self._sizes.get(ref.adapter_id, 0))
         if slot is not None:

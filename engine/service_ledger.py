@@ -1,0 +1,60 @@
+"""ServiceLedger: what each tenant has been served, in tokens and as one weighted number."""
+
+from dataclasses import dataclass
+
+PREFILL_PRICE = 1.0
+DECODE_PRICE = 2.0  # a decode token costs a pass of its own, prompt tokens share one
+LOAD_BYTES_PER_TOKEN = 1 << 20  # adapter bytes that take as long to place as a prompt token takes
+
+
+@dataclass
+class Service:
+    """One tenant's. `counter` is its virtual token counter: charges by weight, and lifts."""
+
+    weight: float = 1.0
+    counter: float = 0.0
+    prefill_tokens: int = 0  # computed; cached ones are not served
+    decode_tokens: int = 0
+    loaded_bytes: int = 0  # of adapters, into slots
+
+
+class ServiceLedger:
+    """The virtual token counters of all tenants that were seen."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, Service] = {}
+
+    def of(self, tenant: str) -> Service:
+        return self._services.setdefault(tenant, Service())
+
+    @property
+    def tenants(self) -> list[str]:
+        return list(self._services)
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """What is charged from now on counts by this weight.
+
+        Raises:
+            ValueError: the weight is not a finite number above zero.
+        """
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"a weight must be a finite number above 0, got {weight}")
+        self.of(tenant).weight = weight
+
+    def charge(self, tenant: str, *, prefill: int = 0, decode: int = 0, loaded: int = 0) -> None:
+        """Books computed prompt tokens, tokens to be sampled and bytes of adapters."""
+        service = self.of(tenant)
+        service.prefill_tokens += prefill
+        service.decode_tokens += decode
+        service.loaded_bytes += loaded
+        service.counter += price(prefill, decode, loaded) / service.weight
+
+    def lift(self, tenant: str, level: float) -> None:
+        """Takes away the credit that a tenant would have from having asked for nothing."""
+        service = self.of(tenant)
+        service.counter = max(service.counter, level)
+
+
+def price(prefill: int, decode: int, loaded: int) -> float:
+    """Of prompt tokens, sampled tokens and adapter bytes, in prompt tokens."""
+    return PREFILL_PRICE * prefill + DECODE_PRICE * decode + loaded / LOAD_BYTES_PER_TOKEN

@@ -1,0 +1,46 @@
+"""StepPlan: what one step computes, and what it may still."""
+
+from loraplex.engine.sequence import Sequence
+
+
+class StepPlan:
+    """Hands out a step's tokens, and of these the prompt positions whose logits are wanted.
+
+    Attributes:
+        num_tokens: that are still to be had.
+        num_rows: sequences, forks counted, that may still begin.
+        granted: tokens per sequence, in the order in which they were granted.
+        coming: keys of the blocks that become full in this step.
+    """
+
+    def __init__(self, num_tokens: int, num_logits_rows: int, num_rows: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_rows = num_rows
+        self.granted: dict[Sequence, int] = {}
+        self.coming: set[bytes] = set()
+        self._num_logits_rows = num_logits_rows
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Those whose input was not granted in full."""
+        return [s for s, granted in self.granted.items() if granted < s.num_uncomputed_tokens]
+
+    def offer(self, sequence: Sequence) -> int:
+        """Tokens that the sequence may have in all, what it was granted included.
+
+        One at least, even if all logits rows are spent: no sequence stands still.
+        """
+        granted = self.granted.get(sequence, 0)
+        more = min(sequence.num_uncomputed_tokens - granted, self.num_tokens)
+        if sequence.owes_prompt_logprobs:
+            more = min(more, max(1 - granted, self._num_logits_rows))
+        return granted + more
+
+    def grant(self, sequence: Sequence, num_tokens: int) -> int:
+        """Grants so many tokens in all; returns how many more these are than before."""
+        more = num_tokens - self.granted.get(sequence, 0)
+        self.granted[sequence] = num_tokens
+        self.num_tokens -= more
+        if sequence.owes_prompt_logprobs:
+            self._num_logits_rows -= more
+        return more
