@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from loraplex.engine.block_storage import BlockStorage
 from loraplex.engine.kv_cache_manager import BlockCopy
 from loraplex.engine.kv_groups import KVGroup, KVLayer, group_size
 from loraplex.kernels.dispatch import NAIVE, Kernels
@@ -35,15 +36,16 @@ class KVCache:
     ) -> None:
         self.kernels = kernels  # which all that reads and writes here uses
         self._block_size = block_size
-        self._storages: list[Tensor] = [
+        rows = [
             kernels.empty(num_blocks, elements, **options)
             for elements in elements_per_block(layers, groups, block_size)
         ]
+        self.storage = BlockStorage(rows, kernels)
         self._place = {index: j for group in groups for j, index in enumerate(group.layers)}
 
     def layer(self, layer: KVLayer) -> tuple[Tensor, Tensor]:
         """The layer's keys [N, KVH, BS, Dk] and values [N, KVH, BS, Dv], as views."""
-        storage = self._storages[self._place[layer.index]]
+        storage = self.storage.rows[self._place[layer.index]]
         heads, size = layer.num_kv_heads, self._block_size
         split = heads * size * layer.key_dim
         keys = storage[:, :split].view(-1, heads, size, layer.key_dim)
@@ -53,8 +55,7 @@ class KVCache:
     def copy(self, copies: list[BlockCopy]) -> None:
         if not copies:
             return
-        device = self._storages[0].device
+        device = self.storage.rows[0].device
         sources = torch.tensor([copy.source for copy in copies], device=device)
         targets = torch.tensor([copy.target for copy in copies], device=device)
-        for storage in self._storages:
-            self.kernels.copy_blocks(storage, sources, targets)
+        self.storage.copy(sources, targets)

@@ -1,0 +1,70 @@
+"""CudaTransfers: swapping beside the forward pass, on a stream of its own."""
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.block_storage import BlockStorage
+from loraplex.engine.swap.staging import Staging
+from loraplex.engine.swap.transfers import BlockMoves, id_tensors
+
+
+class CudaTransfers:
+    """What leaves is gathered before the step and copied out while the step is computed. What comes
+    is copied in before the step, which needs it."""
+
+    def __init__(self, device: BlockStorage, arena: BlockStorage) -> None:
+        self._device = device
+        self._arena = arena
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._gathered = torch.cuda.Event()
+        self._copied_out = torch.cuda.Event()
+        self._copied_in = torch.cuda.Event()
+        self._out = Staging(device.widths, self._on_device)
+        self._in = Staging(device.widths, self._on_device)
+        self._host_out = Staging(device.widths, self._pinned)
+        self._host_in = Staging(device.widths, self._pinned)
+        self._leaving: Tensor | None = None  # the slots that what is being copied out goes to
+
+    @torch.inference_mode()
+    def move(self, moves: BlockMoves) -> None:
+        """As `Transfers.move`."""
+        if moves.offloads:
+            self._offload(moves.offloads)
+        if moves.fetches:
+            self._fetch(moves.fetches)
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        """As `Transfers.finish`."""
+        if self._leaving is None:
+            return
+        self._copied_out.synchronize()
+        self._arena.scatter(self._leaving, self._host_out.parts(len(self._leaving)))
+        self._leaving = None
+
+    def _offload(self, pairs: list[tuple[int, int]]) -> None:
+        self.finish()  # the buffers are free again
+        blocks, self._leaving = id_tensors(pairs)
+        count = len(pairs)
+        self._device.gather(blocks.to(self._device.rows[0].device), self._out.parts(count))
+        self._gathered.record()
+        self._stream.wait_event(self._gathered)
+        with torch.cuda.stream(self._stream):
+            self._host_out.flat(count).copy_(self._out.flat(count), non_blocking=True)
+            self._copied_out.record()
+
+    def _fetch(self, pairs: list[tuple[int, int]]) -> None:
+        slots, blocks = id_tensors(pairs)
+        count = len(pairs)
+        self._copied_in.synchronize()  # the last step's copy has read the buffer
+        self._arena.gather(slots, self._host_in.parts(count))
+        self._in.flat(count).copy_(self._host_in.flat(count), non_blocking=True)
+        self._copied_in.record()
+        self._device.scatter(blocks.to(self._device.rows[0].device), self._in.parts(count))
+
+    def _on_device(self, count: int) -> Tensor:
+        like = self._device.rows[0]
+        return torch.empty(count, dtype=like.dtype, device=like.device)
+
+    def _pinned(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=self._device.rows[0].dtype, pin_memory=True)

@@ -1,0 +1,106 @@
+"""FairLRU: which entry leaves next, so that no account can flush another's."""
+
+import heapq
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    account: str
+    size: int
+
+
+class FairLRU(Generic[K]):
+    """Entries of several accounts: the account that has most gives first, its oldest entry first.
+
+    So an account keeps what it has as long as that is no more than what each larger one is left
+    with: shares are max-min fair. A held entry counts, but does not leave. Everything is O(log n)
+    in the number of accounts.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[K, _Entry] = {}
+        self._free: defaultdict[str, OrderedDict[K, None]] = defaultdict(OrderedDict)
+        self._usage: defaultdict[str, int] = defaultdict(int)
+        self._largest: list[tuple[int, str]] = []  # heap of (-usage, account), true or too large
+        self._in_heap: dict[str, int] = {}  # the usage that stands there
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The size of each account's entries together; accounts without any are left out."""
+        return {account: size for account, size in self._usage.items() if size}
+
+    def add(self, key: K, account: str, size: int = 1) -> None:
+        """Takes in a new entry, which counts as used now."""
+        self._entries[key] = _Entry(account, size)
+        self._free[account][key] = None
+        self._usage[account] += size
+        if self._usage[account] > self._in_heap.get(account, 0):
+            self._push(account)
+
+    def discard(self, key: K) -> None:
+        entry = self._entries.pop(key)
+        self._free[entry.account].pop(key, None)
+        self._usage[entry.account] -= entry.size
+        if not self._usage[entry.account]:
+            del self._usage[entry.account], self._free[entry.account]
+
+    def touch(self, key: K) -> None:
+        """Counts an entry as used now; a held one does so when it is let go."""
+        free = self._free[self._entries[key].account]
+        if key in free:
+            free.move_to_end(key)
+
+    def hold(self, key: K) -> None:
+        """Keeps an entry from leaving until `let_go`."""
+        del self._free[self._entries[key].account][key]
+
+    def let_go(self, key: K) -> None:
+        """Lets a held entry leave again; it counts as used now."""
+        self._free[self._entries[key].account][key] = None
+
+    def victim(self) -> K | None:
+        """The entry to leave next; None where all are held."""
+        skipped: list[str] = []
+        found: K | None = None
+        while self._largest and found is None:
+            account = self._true_largest()
+            if account is None:
+                break
+            if self._free[account]:
+                found = next(iter(self._free[account]))
+            else:
+                heapq.heappop(self._largest)
+                skipped.append(account)
+        for account in skipped:
+            self._push(account)
+        return found
+
+    def _true_largest(self) -> str | None:
+        """The account at the top of the heap, once what stands there is true."""
+        while self._largest:
+            size, account = self._largest[0]
+            usage = self._usage.get(account, 0)
+            if usage == -size and self._in_heap.get(account) == usage:
+                return account
+            heapq.heappop(self._largest)
+            if self._in_heap.get(account) == -size:
+                del self._in_heap[account]
+                if usage:
+                    self._push(account)
+        return None
+
+    def _push(self, account: str) -> None:
+        self._in_heap[account] = self._usage[account]
+        heapq.heappush(self._largest, (-self._usage[account], account))
