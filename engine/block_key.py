@@ -3,11 +3,24 @@
 import hashlib
 import struct
 from collections.abc import Sequence as TokenIds
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 BASE = b"base"  # the effective adapter of a block that no adapter has acted on
+PUBLIC = None  # the namespace of blocks that everybody may share; no tenant's can be equal to it
+
+
+@dataclass
+class BlockKeys:
+    """The keys of one sequence's full blocks, in two chains; `PrefixKeys` extends them."""
+
+    base: list[bytes] = field(default_factory=list)  # as the base model fills the blocks
+    adapted: list[bytes] = field(default_factory=list)  # as the sequence's adapter does
+    num_public: int = 0  # leading blocks of `base` that everybody may share
+
+    def copy(self) -> "BlockKeys":
+        return BlockKeys(list(self.base), list(self.adapted), self.num_public)
 
 
 @dataclass(frozen=True)
@@ -18,21 +31,25 @@ class BlockKeyScope:
     model_revision: str
 
     def key(
-        self, parent: bytes | None, token_ids: TokenIds[int], namespace: str, adapter: bytes
+        self,
+        parent: bytes | None,
+        token_ids: TokenIds[int],
+        namespace: str | None,
+        adapter: bytes,
     ) -> bytes:
         """SHA-256 over tagged, length-framed fields, so that no two lists of fields can meet.
 
         Args:
             parent: key of the block before, None for the first.
             token_ids: the block's tokens, each below 2**32.
-            namespace: who may share it; set by the server.
+            namespace: who may share it, set by the server; or `PUBLIC`.
             adapter: digest of the adapter that acts on the block and where in it, or `BASE`.
         """
         digest = hashlib.sha256()
         for tag, value in (
             (b"parent", parent or b""),
             (b"tokens", np.asarray(token_ids, dtype="<u4").tobytes()),
-            (b"namespace", namespace.encode()),
+            (b"public", b"") if namespace is PUBLIC else (b"namespace", namespace.encode()),
             (b"adapter", adapter),
             (b"format", self.kv_format.encode()),
             (b"model", self.model_revision.encode()),

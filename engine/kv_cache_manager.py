@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loraplex.engine.block_key import BASE, BlockKeyScope
+from loraplex.engine.base_prompts import BasePrompt, BasePrompts
+from loraplex.engine.block_key import BlockKeyScope
 from loraplex.engine.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
+from loraplex.engine.block_table import BlockTable
 from loraplex.engine.kv_groups import KVGroup
+from loraplex.engine.prefix_keys import PrefixKeys, tokens_of
+from loraplex.engine.prefix_lookup import CachedPrefix, PrefixLookup
 from loraplex.engine.sequence import Sequence
 
 
@@ -16,36 +20,6 @@ from loraplex.engine.sequence import Sequence
 class BlockCopy:
     source: int
     target: int
-
-
-@dataclass(frozen=True)
-class CachedPrefix:
-    """Blocks that already hold the beginning of a sequence; nobody's until they are allocated."""
-
-    num_tokens: int
-    blocks: list[list[KVCacheBlock]]  # per group; the null block where the window has passed
-
-    @property
-    def num_blocks(self) -> int:
-        return sum(block.block_id != NULL_BLOCK_ID for row in self.blocks for block in row)
-
-
-@dataclass
-class BlockTable:
-    """One sequence's blocks, per KV group; `ids` mirrors `blocks` for the device."""
-
-    blocks: list[list[KVCacheBlock]]
-    ids: NDArray[np.int32]  # [groups, max blocks]
-    num_passed: list[int]  # per group: blocks behind the window
-    num_remembered: int = 0  # full blocks that the prefix cache was offered
-
-    def append(self, group: int, block: KVCacheBlock) -> None:
-        self.ids[group, len(self.blocks[group])] = block.block_id
-        self.blocks[group].append(block)
-
-    def replace(self, group: int, index: int, block: KVCacheBlock) -> None:
-        self.blocks[group][index] = block
-        self.ids[group, index] = block.block_id
 
 
 class KVCacheManager:
@@ -69,40 +43,28 @@ class KVCacheManager:
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
         self.num_copied_blocks = 0
-        self._scope = scope
+        self.prompts = BasePrompts(scope, block_size)
+        self._keys = PrefixKeys(scope, block_size, groups, self.prompts)
+        self._lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
         self._tables: dict[int, BlockTable] = {}
         self._used_tokens: dict[int, int] = {}
         self._copies: list[BlockCopy] = []
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """The longest cached beginning of a sequence: whole blocks, and never its last token, whose
-        logits are needed."""
-        self._extend_keys(sequence)
-        limit = self._num_cacheable(sequence)
-        found = [self._lookup(sequence, group, limit) for group in range(len(self.groups))]
-        num_blocks = self._agree(found, limit)
-        blocks = [
-            [
-                block if index >= self._num_passed(group, num_blocks * self.block_size) else None
-                for index, block in enumerate(found[group][:num_blocks])
-            ]
-            for group in range(len(self.groups))
-        ]
-        return CachedPrefix(
-            num_blocks * self.block_size,
-            [[block or self.pool.null_block for block in row] for row in blocks],
-        )
+        """The longest cached beginning of a sequence."""
+        return self._lookup.find(sequence)
 
     def next_key(self, sequence: Sequence, cached: CachedPrefix) -> bytes | None:
         """The key of the first block that a cached prefix lacks; None if it lacks none."""
         index = cached.num_tokens // self.block_size
-        return sequence.block_keys[index] if index < self._num_cacheable(sequence) else None
+        is_cacheable = index < self._lookup.num_cacheable(sequence)
+        return self._keys.leading(sequence)[index] if is_cacheable else None
 
     def completed_keys(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
         """Keys of the blocks that become full when the next `num_tokens` are computed."""
         start = sequence.num_computed_tokens
         full = slice(start // self.block_size, (start + num_tokens) // self.block_size)
-        return sequence.block_keys[full]
+        return self._keys.leading(sequence)[full]
 
     def num_held_blocks(self, sequence: Sequence) -> int:
         table = self._tables.get(sequence.seq_id)
@@ -122,17 +84,15 @@ class KVCacheManager:
 
     def admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
         """Opens a table that starts with the cached prefix."""
-        table = BlockTable(
-            blocks=[[] for _ in self.groups],
-            ids=np.full((len(self.groups), self.max_blocks), NULL_BLOCK_ID, np.int32),
-            num_passed=[self._num_passed(g, cached.num_tokens) for g in range(len(self.groups))],
-            num_remembered=cached.num_tokens // self.block_size,
-        )
+        table = BlockTable.empty(len(self.groups), self.max_blocks)
         for group, row in enumerate(cached.blocks):
-            for block in row:
+            table.num_passed[group] = self._num_passed(group, cached.num_tokens)
+            table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
+            for block in [*row, *cached.half[group : group + 1]]:
                 if block is not self.pool.null_block:
                     self.pool.share(block)
                 table.append(group, block)
+        table.num_remembered = cached.num_tokens // self.block_size
         self._tables[sequence.seq_id] = table
         self._used_tokens[sequence.seq_id] = cached.num_tokens
         sequence.num_computed_tokens = cached.num_tokens
@@ -144,11 +104,11 @@ class KVCacheManager:
             False when there are too few free blocks; then only blocks behind the window have gone.
         """
         table = self._tables[sequence.seq_id]
-        self._free_passed(sequence, table)
+        self._free_passed(table, sequence.num_computed_tokens)
         start = sequence.num_computed_tokens
         num_blocks = -(-(start + num_new_tokens) // self.block_size)
         shared = self._shared_tail(table, start)
-        needed = sum(num_blocks - len(row) for row in table.blocks) + len(shared)
+        needed = sum(max(0, num_blocks - len(row)) for row in table.blocks) + len(shared)
         if needed > self.pool.num_available(sequence.tenant):
             return False
         for group in shared:
@@ -162,14 +122,15 @@ class KVCacheManager:
 
     def remember_computed(self, sequence: Sequence) -> None:
         """Offers the sequence's full computed blocks to the prefix cache."""
-        self._extend_keys(sequence)
+        self._keys.extend(sequence)
         table = self._tables[sequence.seq_id]
         full = sequence.num_computed_tokens // self.block_size
         for index in range(table.num_remembered, full):
-            tokens = self._tokens_of(sequence, index)
+            tokens = tokens_of(sequence, index, self.block_size)
             for group, row in enumerate(table.blocks):
                 if row[index] is not self.pool.null_block:
-                    self.pool.remember(row[index], group, sequence.block_keys[index], tokens)
+                    key = self._keys.of(sequence, group)[index]
+                    self.pool.remember(row[index], group, key, tokens)
         table.num_remembered = full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -179,12 +140,7 @@ class KVCacheManager:
             for block in row:
                 if block is not self.pool.null_block:
                     self.pool.share(block)
-        self._tables[child.seq_id] = BlockTable(
-            [list(row) for row in table.blocks],
-            table.ids.copy(),
-            list(table.num_passed),
-            table.num_remembered,
-        )
+        self._tables[child.seq_id] = table.copy()
         self._used_tokens[child.seq_id] = self._used_tokens[parent.seq_id]
 
     def free(self, sequence: Sequence) -> None:
@@ -199,6 +155,21 @@ class KVCacheManager:
     def block_ids(self, sequence: Sequence) -> NDArray[np.int32]:
         """[groups, max blocks]; the null block where nothing is held."""
         return self._tables[sequence.seq_id].ids
+
+    def written_from(self, sequence: Sequence) -> NDArray[np.int64]:
+        """[groups]; the positions from which on the sequence writes. Those before, computed or not,
+        hold the same already."""
+        return self._tables[sequence.seq_id].written_from
+
+    def pin(self, prompt: BasePrompt) -> None:
+        """Keeps what requests can share of a computed base prompt: its end, and so much before it
+        as the windows show. The rest stays findable while nobody needs the memory."""
+        sequence = prompt.sequence
+        whole = (prompt.num_tokens - 1) // self.block_size * self.block_size
+        table = self._tables[sequence.seq_id]
+        self._free_passed(table, whole)
+        if prompt.num_tokens % self.block_size:
+            prompt.half = tuple(row[-1] for row in table.blocks)
 
     def take_copies(self) -> list[BlockCopy]:
         """Copies to be made before this step writes; the caller makes them, once, in order."""
@@ -215,8 +186,8 @@ class KVCacheManager:
         allocated = len(held) * self.block_size
         unused: dict[int, int] = {}
         for seq_id, table in self._tables.items():
-            for row in table.blocks:
-                self._count_unused(row, self._used_tokens[seq_id], unused)
+            for row, written in zip(table.blocks, table.written_from.tolist(), strict=True):
+                self._count_unused(row, max(written, self._used_tokens[seq_id]), unused)
         return allocated, allocated - sum(unused.values())
 
     def check_integrity(self) -> None:
@@ -234,13 +205,7 @@ class KVCacheManager:
         del holders[NULL_BLOCK_ID]
         self.pool.check_integrity(holders)
         for table in self._tables.values():
-            for group, row in enumerate(table.blocks):
-                ids = [block.block_id for block in row]
-                if (
-                    ids != table.ids[group, : len(row)].tolist()
-                    or table.ids[group, len(row) :].any()
-                ):
-                    raise RuntimeError("a block table's device mirror differs from its blocks")
+            table.check()
 
     def _count_unused(
         self, row: list[KVCacheBlock], used_tokens: int, unused: dict[int, int]
@@ -250,45 +215,12 @@ class KVCacheManager:
             empty = self.block_size - max(0, used_tokens - index * self.block_size)
             unused[block_id] = min(empty, unused.get(block_id, self.block_size))
 
-    def _num_cacheable(self, sequence: Sequence) -> int:
-        """Blocks that may come from the cache: the last token is always computed."""
-        if sequence.owes_prompt_logprobs:
-            return 0
-        return (sequence.num_tokens - 1) // self.block_size
-
-    def _lookup(self, sequence: Sequence, group: int, limit: int) -> list[KVCacheBlock | None]:
-        """The cached block of each index below the limit; full attention stops at the first gap."""
-        found: list[KVCacheBlock | None] = []
-        for index in range(min(limit, len(sequence.block_keys))):
-            tokens = self._tokens_of(sequence, index)
-            block = self.pool.find(group, sequence.block_keys[index], tokens)
-            if block is None and self.groups[group].window is None:
-                break
-            found.append(block)
-        return found
-
-    def _agree(self, found: list[list[KVCacheBlock | None]], limit: int) -> int:
-        """The largest number of blocks for which every group has all that it needs."""
-        best = min(limit, *(len(row) for row in found))  # up to there full attention has no gap
-        sliding = [g for g in range(len(found)) if self.groups[g].window is not None]
-        for num_blocks in range(best, 0, -1):
-            if all(
-                all(found[g][self._num_passed(g, num_blocks * self.block_size) : num_blocks])
-                for g in sliding
-            ):
-                return num_blocks
-        return 0
-
     def _num_passed(self, group: int, num_computed_tokens: int) -> int:
-        """Blocks that no later query of the group sees."""
-        window = self.groups[group].window
-        if window is None:
-            return 0
-        return max(0, num_computed_tokens - window + 1) // self.block_size
+        return self.groups[group].num_passed(num_computed_tokens, self.block_size)
 
-    def _free_passed(self, sequence: Sequence, table: BlockTable) -> None:
+    def _free_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
         for group, row in enumerate(table.blocks):
-            passed = min(self._num_passed(group, sequence.num_computed_tokens), len(row))
+            passed = min(self._num_passed(group, num_computed_tokens), len(row))
             for index in range(table.num_passed[group], passed):
                 self.pool.release([row[index]])
                 table.replace(group, index, self.pool.null_block)
@@ -299,7 +231,11 @@ class KVCacheManager:
         index, offset = divmod(start, self.block_size)
         if offset == 0:
             return []
-        return [group for group, row in enumerate(table.blocks) if row[index].ref_count > 1]
+        return [
+            group
+            for group, row in enumerate(table.blocks)
+            if row[index].ref_count > 1 and start >= table.written_from[group]
+        ]
 
     def _copy_on_write(
         self, table: BlockTable, group: int, index: int, target: KVCacheBlock
@@ -309,25 +245,3 @@ class KVCacheManager:
         table.replace(group, index, target)
         self.pool.release([source])
         self.num_copied_blocks += 1
-
-    def _extend_keys(self, sequence: Sequence) -> None:
-        for index in range(len(sequence.block_keys), sequence.num_tokens // self.block_size):
-            adapter = self._effective_adapter(sequence, index * self.block_size)
-            parent = sequence.block_keys[-1] if sequence.block_keys else None
-            tokens = self._tokens_of(sequence, index)
-            sequence.block_keys.append(self._scope.key(parent, tokens, sequence.namespace, adapter))
-
-    def _effective_adapter(self, sequence: Sequence, start: int) -> bytes:
-        """What acts on the block that begins at `start`, and from which of its tokens on.
-
-        Two prompts can agree on a block and yet activate the same adapter at different places in
-        it, since what follows decides which invocation is the last.
-        """
-        if sequence.adapter is None or sequence.adapter_start >= start + self.block_size:
-            return BASE
-        offset = max(0, sequence.adapter_start - start)
-        return f"{sequence.adapter.digest}+{offset}".encode()
-
-    def _tokens_of(self, sequence: Sequence, index: int) -> tuple[int, ...]:
-        start = index * self.block_size
-        return tuple(sequence.token_ids[start : start + self.block_size])

@@ -26,6 +26,12 @@ class KVGroup:
     layers: tuple[int, ...]
     window: int | None
 
+    def num_passed(self, num_computed_tokens: int, block_size: int) -> int:
+        """Blocks that no later query of the group sees."""
+        if self.window is None:
+            return 0
+        return max(0, num_computed_tokens - self.window + 1) // block_size
+
 
 def group_layers(layers: list[KVLayer]) -> list[KVGroup]:
     """Splits layers by window into groups of one size, full attention first.

@@ -51,6 +51,13 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int  # prompt tokens whose KV came from the prefix cache at first admission
 
 
+class BasePromptRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Names one immutable version of a prompt that the operator published."""
+
+    prompt_id: str  # a server-made id
+    version: int
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     request_id: str
     tenant: str  # whose request; set by the server, never by the caller

@@ -4,8 +4,14 @@ from enum import Enum
 from itertools import count
 
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.block_key import BlockKeys
 from loraplex.engine.detokenizer import Detokenizer
-from loraplex.engine.protocol import FinishReason, GenerateRequest, PositionLogprobs
+from loraplex.engine.protocol import (
+    BasePromptRef,
+    FinishReason,
+    GenerateRequest,
+    PositionLogprobs,
+)
 from loraplex.engine.sampling_params import SamplingParams
 
 _ids = count()
@@ -29,20 +35,27 @@ class Sequence:
         request: GenerateRequest,
         detokenizer: Detokenizer,
         *,
-        index: int = 0,
         seed: int,
         max_len: int,
         adapter_start: int = 0,
+        frontier: int = 0,
     ) -> None:
-        """`max_len`: tokens in all at which it must end. `adapter_start`: the position from which
-        its adapter acts."""
+        """
+        Args:
+            max_len: tokens in all at which it must end.
+            adapter_start: the position from which its adapter acts.
+            frontier: the layers below it store what the base model stores, adapter or not.
+        """
         self.seq_id = next(_ids)
         self.request_id = request.request_id
-        self.index = index
+        self.index = 0  # which of the n choices
         self.tenant = request.tenant
         self.namespace = request.namespace
         self.adapter: AdapterRef | None = request.adapter
         self.adapter_start = adapter_start
+        self.frontier = frontier
+        self.base_prompt: BasePromptRef | None = None  # that its tokens begin with
+        self.is_base_prompt = False  # computed once and kept; nothing is sampled from it
         self.priority = request.priority
         self.arrival = self.seq_id
         self.sampling: SamplingParams = request.sampling
@@ -55,7 +68,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # set by the scheduler at first admission
         self.num_preemptions = 0
-        self.block_keys: list[bytes] = []  # of its full blocks; kept by the KV manager
+        self.block_keys = BlockKeys()  # of its full blocks; kept by the KV manager
         self.adapter_slot = -1  # set by the scheduler while it runs
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None  # [0] stays None
         if request.sampling.prompt_logprobs is not None:
@@ -95,7 +108,7 @@ class Sequence:
         child.seq_id = next(_ids)
         child.index = index
         child.token_ids = list(self.token_ids)
-        child.block_keys = list(self.block_keys)
+        child.block_keys = self.block_keys.copy()
         child.detokenizer = self.detokenizer.fork()
         child.prompt_logprobs = None
         return child

@@ -48,6 +48,7 @@ def sequence_of(
     namespace: str = "namespace",
     adapter: str | None = None,
     adapter_start: int = 0,
+    frontier: int = 0,
     **sampling: Any,
 ) -> Sequence:
     """A sequence that has computed nothing yet; its adapter is named."""
@@ -65,6 +66,7 @@ def sequence_of(
         seed=request.sampling.seed or 0,
         max_len=MAX_MODEL_LEN,
         adapter_start=adapter_start,
+        frontier=frontier,
     )
 
 

@@ -1,0 +1,94 @@
+"""BasePrompts: prompts that an operator published, computed once and shared by all tenants."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from loraplex.engine.block_key import BASE, PUBLIC, BlockKeyScope
+from loraplex.engine.block_pool import KVCacheBlock
+from loraplex.engine.protocol import BasePromptRef
+from loraplex.engine.sequence import Sequence
+
+
+class BasePrompt:
+    """One immutable version of one prompt, and the sequence whose blocks hold it."""
+
+    def __init__(self, ref: BasePromptRef, sequence: Sequence, keys: list[bytes]) -> None:
+        self.ref = ref
+        self.sequence = sequence
+        self.token_ids = tuple(sequence.token_ids)
+        self.keys = keys  # of its full blocks
+        self.half: tuple[KVCacheBlock, ...] = ()  # per group its half-full end, once computed
+        self.is_retired = False  # taken by no new request
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def is_beginning_of(self, token_ids: list[int]) -> bool:
+        return tuple(token_ids[: self.num_tokens]) == self.token_ids
+
+
+class BasePrompts:
+    """What is published, by name and by content.
+
+    The keys of a prompt are known as soon as it is published, before its blocks are computed: who
+    needs them meanwhile finds them under the same keys, or computes them for all.
+    """
+
+    def __init__(self, scope: BlockKeyScope, block_size: int) -> None:
+        self._scope = scope
+        self._block_size = block_size
+        self._prompts: dict[BasePromptRef, BasePrompt] = {}
+        self._keys: Counter[bytes] = Counter()  # prompts that have a block
+        self._by_last_key: dict[bytes | None, list[BasePrompt]] = defaultdict(list)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a key is that of a block of a published prompt."""
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[BasePrompt]:
+        return iter(self._prompts.values())
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def get(self, ref: BasePromptRef) -> BasePrompt | None:
+        return self._prompts.get(ref)
+
+    def add(self, ref: BasePromptRef, sequence: Sequence) -> BasePrompt:
+        """Publishes what `sequence` is going to compute; the name must be free."""
+        prompt = BasePrompt(ref, sequence, self._keys_of(sequence.token_ids))
+        self._prompts[ref] = prompt
+        self._keys.update(prompt.keys)
+        self._by_last_key[_last(prompt)].append(prompt)
+        return prompt
+
+    def remove(self, prompt: BasePrompt) -> None:
+        del self._prompts[prompt.ref]
+        self._keys -= Counter(prompt.keys)
+        ends = self._by_last_key[_last(prompt)]
+        ends.remove(prompt)
+        if not ends:
+            del self._by_last_key[_last(prompt)]
+
+    def beginning_of(self, token_ids: list[int]) -> BasePrompt | None:
+        """The longest prompt that the tokens begin with and that takes requests."""
+        begun = [
+            prompt for prompt in self if not prompt.is_retired and prompt.is_beginning_of(token_ids)
+        ]
+        return max(begun, key=lambda prompt: prompt.num_tokens, default=None)
+
+    def half_full(self, last_key: bytes | None) -> list[BasePrompt]:
+        """Computed prompts with a half-full block behind the one of this key; None: behind none."""
+        return [prompt for prompt in self._by_last_key.get(last_key, ()) if prompt.half]
+
+    def _keys_of(self, token_ids: list[int]) -> list[bytes]:
+        keys: list[bytes] = []
+        for start in range(0, len(token_ids) - self._block_size + 1, self._block_size):
+            tokens = token_ids[start : start + self._block_size]
+            keys.append(self._scope.key(keys[-1] if keys else None, tokens, PUBLIC, BASE))
+        return keys
+
+
+def _last(prompt: BasePrompt) -> bytes | None:
+    return prompt.keys[-1] if prompt.keys else None

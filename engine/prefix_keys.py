@@ -1,0 +1,98 @@
+"""PrefixKeys: under which keys the blocks of a sequence are found again, group by group."""
+
+from collections.abc import Container
+
+from loraplex.engine.block_key import BASE, PUBLIC, BlockKeyScope
+from loraplex.engine.kv_groups import KVGroup
+from loraplex.engine.sequence import Sequence
+
+
+class PrefixKeys:
+    """Extends the two chains of keys of a sequence, and says which of them a KV group goes by.
+
+    The base chain names blocks as the base model fills them, the adapted one as the sequence's
+    adapter does. Up to the activation point the two are one. Behind it the base chain goes on for
+    the groups that lie wholly below the adapter's frontier: there the adapter changes nothing.
+
+    A block is public where it and all before it are wholly inside a published base prompt and the
+    base model fills them; every other block belongs to the sequence's namespace.
+    """
+
+    def __init__(
+        self,
+        scope: BlockKeyScope,
+        block_size: int,
+        groups: list[KVGroup],
+        public: Container[bytes] = frozenset(),
+    ) -> None:
+        """`public`: the keys of the blocks of all published base prompts."""
+        self._scope = scope
+        self._block_size = block_size
+        self._last_layers = [max(group.layers) for group in groups]
+        self._public = public
+
+    def extend(self, sequence: Sequence) -> None:
+        """Names the sequence's blocks that have become full of tokens since the last call."""
+        keys = sequence.block_keys
+        for index in range(len(keys.adapted), sequence.num_tokens // self._block_size):
+            adapter = self._effective_adapter(sequence, index * self._block_size)
+            tokens = tokens_of(sequence, index, self._block_size)
+            if adapter == BASE:
+                keys.base.append(self._base_key(sequence, tokens))
+                keys.adapted.append(keys.base[-1])
+                continue
+            if self.is_below(sequence, min(self._last_layers)):
+                keys.base.append(self._base_key(sequence, tokens))
+            parent = keys.adapted[-1] if keys.adapted else None
+            keys.adapted.append(self._scope.key(parent, tokens, sequence.namespace, adapter))
+
+    def of(self, sequence: Sequence, group: int) -> list[bytes]:
+        """The keys by which a group's blocks are found, one for each full block."""
+        return self._chain(sequence, self._last_layers[group])
+
+    def leading(self, sequence: Sequence) -> list[bytes]:
+        """The keys that decide how much need not be computed: of the least shared group."""
+        return self._chain(sequence, max(self._last_layers))
+
+    def is_base_up_to(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether in all groups the base model fills the first `num_tokens` slots."""
+        return (
+            sequence.adapter is None
+            or sequence.adapter_start >= num_tokens
+            or self.is_below(sequence, max(self._last_layers))
+        )
+
+    @staticmethod
+    def is_below(sequence: Sequence, layer: int) -> bool:
+        """Whether the sequence's adapter leaves the keys and values of a layer as they are."""
+        return layer < sequence.frontier
+
+    def _chain(self, sequence: Sequence, layer: int) -> list[bytes]:
+        keys = sequence.block_keys
+        return keys.base if self.is_below(sequence, layer) else keys.adapted
+
+    def _base_key(self, sequence: Sequence, tokens: tuple[int, ...]) -> bytes:
+        keys = sequence.block_keys
+        parent = keys.base[-1] if keys.base else None
+        if keys.num_public == len(keys.base):
+            key = self._scope.key(parent, tokens, PUBLIC, BASE)
+            if key in self._public:
+                keys.num_public += 1
+                return key
+        return self._scope.key(parent, tokens, sequence.namespace, BASE)
+
+    def _effective_adapter(self, sequence: Sequence, start: int) -> bytes:
+        """What acts on the block that begins at `start`, and from which of its tokens on.
+
+        Two prompts can agree on a block and yet activate the same adapter at different places in
+        it, since what follows decides which invocation is the last.
+        """
+        if sequence.adapter is None or sequence.adapter_start >= start + self._block_size:
+            return BASE
+        offset = max(0, sequence.adapter_start - start)
+        return f"{sequence.adapter.digest}+{offset}".encode()
+
+
+def tokens_of(sequence: Sequence, index: int, block_size: int) -> tuple[int, ...]:
+    """The tokens of the sequence's block at `index`."""
+    return tuple(sequence.token_ids[index * block_size : (index + 1) * block_size])
