@@ -3,13 +3,72 @@
 Torch-free, and in this layer because the adapters' slots and the engine's blocks both need it.
 """
 
-from collections.abc import Hashable
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
+UNUSED = -math.inf  # the rank of what has not been used yet
+HALF_LIFE = 120.0  # seconds after which a past use counts half
 MIN_GARBAGE = 64  # dead heap entries that are not worth a clean-up
+
+
+class EvictionPolicy(ABC):
+    """Ranks idle things by their use; the lowest rank leaves first.
+
+    A rank only changes when its thing is used, so that idle things keep their order and a heap can
+    hold them.
+    """
+
+    @abstractmethod
+    def rank(self, previous: float, cost: float) -> float:
+        """The rank after one more use.
+
+        Args:
+            previous: the rank before it; `UNUSED` at the first.
+            cost: seconds per byte that getting the thing back would take, above 0.
+        """
+
+
+class LRUEviction(EvictionPolicy):
+    """The least recently used leaves first."""
+
+    def __init__(self) -> None:
+        self._uses = count()
+
+    def rank(self, previous: float, cost: float) -> float:
+        return next(self._uses)
+
+
+class CostAwareEviction(EvictionPolicy):
+    """What leaves first is what is worth least: chance of need x cost of getting it back / bytes.
+
+    The chance of need is taken from past uses, each of which counts half after every half-life; so
+    between frequency (a long half-life) and recency (a short one). This is LRFU (Lee et al., IEEE
+    Transactions on Computers 50(12), 2001) with each use weighted by its cost, as in GreedyDual-
+    Size (Cao and Irani, USITS 1997). All worths fade at one rate, so their order stands still
+    between uses; the rank is log2(sum over uses of cost * 2 ** (time / half-life)).
+
+    Whoever uses a block uses all blocks before it, too. So a prefix never ranks below what follows
+    it, and a chain of blocks is evicted from its end.
+    """
+
+    def __init__(
+        self, half_life: float = HALF_LIFE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._half_life = half_life
+        self._clock = clock
+        self._start = clock()
+
+    def rank(self, previous: float, cost: float) -> float:
+        use = math.log2(cost) + (self._clock() - self._start) / self._half_life
+        high, low = max(previous, use), min(previous, use)
+        return high + math.log2(1 + 2 ** (low - high))
 
 
 class RankedSet(Generic[Key]):

@@ -10,6 +10,7 @@ from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.weights import LoRAWeights
 
 _RETRY_SECONDS = 1.0
+_GUESSED_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class AdapterLoader:
 
     def __init__(self, cache: HostCache, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_loads = 0
+        self._seconds: dict[str, float] = {}
         self._cache = cache
         self._clock = clock
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-load")
@@ -37,8 +39,12 @@ class AdapterLoader:
             return True
         if digest not in self._loading and self.error(digest) is None:
             self._failed.pop(digest, None)
-            self._loading[digest] = self._threads.submit(load)
+            self._loading[digest] = self._threads.submit(self._timed, digest, load)
         return False
+
+    def seconds(self, digest: str) -> float:
+        """What its last load took; a guess where there was none."""
+        return self._seconds.get(digest, _GUESSED_SECONDS)
 
     def error(self, digest: str) -> AdapterError | None:
         """Why the last load failed, until it may be tried again a second later."""
@@ -50,10 +56,17 @@ class AdapterLoader:
         """Drops an adapter, and the result of a load that is under way."""
         self._loading.pop(digest, None)
         self._failed.pop(digest, None)
+        self._seconds.pop(digest, None)
         self._cache.discard(digest)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
+
+    def _timed(self, digest: str, load: Callable[[], LoRAWeights]) -> LoRAWeights:
+        start = self._clock()
+        weights = load()
+        self._seconds[digest] = self._clock() - start
+        return weights
 
     def _collect(self) -> None:
         for digest, future in list(self._loading.items()):

@@ -13,6 +13,7 @@ from loraplex.adapters.errors import (
     AdapterUnavailable,
     shown,
 )
+from loraplex.adapters.eviction import EvictionPolicy
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.injection import LoRASites
 from loraplex.adapters.loader import AdapterLoader
@@ -73,6 +74,7 @@ class LoRAManager:
         base_names: names of the served base model; an adapter trained on another is refused.
         host_bytes: how much host memory loaded adapters may take.
         device_bytes: how much device memory resident ones may take; None: whatever they take.
+        eviction: which idle one leaves its slot first; None: the least recently used.
     """
 
     def __init__(
@@ -82,11 +84,12 @@ class LoRAManager:
         base_names: Iterable[str],
         host_bytes: int = DEFAULT_HOST_BYTES,
         device_bytes: int | None = None,
+        eviction: EvictionPolicy | None = None,
     ) -> None:
         self._sites = sites
         self._store = AdapterStore(store)
         self._base_names = {_last_part(name) for name in base_names} - {""}
-        self._pool = AdapterPool(sites.num_slots, device_bytes)
+        self._pool = AdapterPool(sites.num_slots, device_bytes, eviction)
         self._cache = HostCache(host_bytes)
         self._loader = AdapterLoader(self._cache)
         self._entries: dict[AdapterRef, _Entry] = {}
@@ -208,7 +211,7 @@ class LoRAManager:
         self._references[ref] -= 1
         if self._references[ref] == 0:
             del self._references[ref]
-        self._pool.release(ref.digest)
+        self._pool.release(ref.digest, self._loader.seconds(ref.digest))
 
     def num_references(self, ref: AdapterRef) -> int:
         return self._references.get(ref, 0)

@@ -1,10 +1,12 @@
 """AdapterPool: a number of device slots and of bytes, shared by more adapters than fit."""
 
-from collections import OrderedDict
+from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, RankedSet
+
+MIN_SECONDS = 1e-6  # no load is free
 
 
 class AdapterPool:
-    """Who sits in which slot. A slot in use never moves; idle adapters leave in LRU order.
+    """Who sits in which slot. A slot in use never moves; idle adapters leave as `eviction` says.
 
     Keys are content digests, so one content takes one slot, however many names it has. The pool
     keeps the books only: the caller fills a slot when `acquire` gives one to a new key, and empties
@@ -13,9 +15,15 @@ class AdapterPool:
     Args:
         num_slots: adapters that can be resident at once.
         max_bytes: what they may take together; None: whatever they take.
+        eviction: ranks idle adapters; None: the least recently used leaves first.
     """
 
-    def __init__(self, num_slots: int, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_bytes: int | None = None,
+        eviction: EvictionPolicy | None = None,
+    ) -> None:
         self.num_slots = num_slots
         self.max_bytes = max_bytes
         self.num_evictions = 0
@@ -24,7 +32,9 @@ class AdapterPool:
         self._slots: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
         self._references: dict[str, int] = {}  # keys in use
-        self._idle: OrderedDict[str, None] = OrderedDict()  # least recently used first
+        self._idle: RankedSet[str] = RankedSet()
+        self._ranks: dict[str, float] = {}
+        self._eviction = eviction or LRUEviction()
 
     def __contains__(self, key: str) -> bool:
         return key in self._slots
@@ -44,7 +54,7 @@ class AdapterPool:
         if key in self._slots:
             return True
         held = sum(self._bytes[other] for other in self._references)
-        return bool(self._free or self._idle) and self._fit(held + num_bytes)
+        return bool(self._free or len(self._idle)) and self._fit(held + num_bytes)
 
     def acquire(self, key: str, num_bytes: int = 0) -> int | None:
         """Takes one reference on a key's slot.
@@ -54,7 +64,7 @@ class AdapterPool:
 
         Returns:
             The slot, or None where too many slots or bytes are in use by other keys. A key that was
-            not in the pool before gets a free slot; the least recently used idle keys leave until
+            not in the pool before gets a free slot; idle keys of the lowest rank leave until
             there is one and its bytes fit.
         """
         if not self.can_acquire(key, num_bytes):
@@ -65,7 +75,7 @@ class AdapterPool:
             self._slots[key] = self._free.pop()
             self._bytes[key] = num_bytes
             self._vacated.discard(self._slots[key])
-        self._idle.pop(key, None)
+        self._idle.discard(key)
         self._references[key] = self._references.get(key, 0) + 1
         return self._slots[key]
 
@@ -74,16 +84,21 @@ class AdapterPool:
         vacated, self._vacated = sorted(self._vacated), set()
         return vacated
 
-    def release(self, key: str) -> None:
+    def release(self, key: str, seconds: float = 1.0) -> None:
         """Gives one reference back. The key stays resident until its slot is needed.
+
+        Args:
+            seconds: what it would take to load the key again.
 
         Raises:
             KeyError: the key has no reference.
         """
         self._references[key] -= 1
+        cost = max(seconds, MIN_SECONDS) / max(1, self._bytes[key])
+        self._ranks[key] = self._eviction.rank(self._ranks.get(key, UNUSED), cost)
         if self._references[key] == 0:
             del self._references[key]
-            self._idle[key] = None
+            self._idle.put(key, self._ranks[key])
 
     def discard(self, key: str) -> int | None:
         """Takes an idle key out of the pool and returns its slot; None where it is not resident.
@@ -95,18 +110,22 @@ class AdapterPool:
             raise ValueError("an adapter in use cannot leave its slot")
         if key not in self._slots:
             return None
-        del self._idle[key]
+        return self._remove(key)
+
+    def _evict(self) -> None:
+        lowest = self._idle.lowest()
+        if lowest is None:
+            raise RuntimeError("no adapter is idle")
+        self.num_evictions += 1
+        self._vacated.add(self._remove(lowest[1]))
+
+    def _remove(self, key: str) -> int:
+        self._idle.discard(key)
+        self._ranks.pop(key, None)
         del self._bytes[key]
         slot = self._slots.pop(key)
         self._free.append(slot)
         return slot
-
-    def _evict(self) -> None:
-        key, _ = self._idle.popitem(last=False)
-        self.num_evictions += 1
-        del self._bytes[key]
-        self._free.append(self._slots.pop(key))
-        self._vacated.add(self._free[-1])
 
     def _fit(self, num_bytes: int) -> bool:
         return self.max_bytes is None or num_bytes <= self.max_bytes
@@ -120,10 +139,10 @@ class AdapterPool:
         taken = sorted([*self._free, *self._slots.values()])
         if taken != list(range(self.num_slots)):
             raise RuntimeError(f"slots lost or given twice: {taken} of {self.num_slots}")
-        if self._references.keys() & self._idle.keys():
-            raise RuntimeError("an adapter is both in use and idle")
-        if self._references.keys() | self._idle.keys() != self._slots.keys():
-            raise RuntimeError("an adapter in a slot is neither in use nor idle")
+        if any((key in self._references) == (key in self._idle) for key in self._slots):
+            raise RuntimeError("an adapter in a slot is both in use and idle, or neither")
+        if len(self._references) + len(self._idle) != len(self._slots):
+            raise RuntimeError("an adapter without a slot is in use or idle")
         if self._bytes.keys() != self._slots.keys() or not self._fit(self.num_bytes):
             raise RuntimeError("the bytes of resident adapters are wrong, or too many")
         if any(count < 1 for count in self._references.values()):

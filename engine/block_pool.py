@@ -2,10 +2,11 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from itertools import count
 
+from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction
 from loraplex.engine.budgets import Account, Budgets
 from loraplex.engine.idle_blocks import IdleBlocks
+from loraplex.engine.metering import EvictionCause, Metering
 from loraplex.engine.protocol import TenantShare
 
 NULL_BLOCK_ID = 0
@@ -15,14 +16,15 @@ NOBODY = ""  # pays for blocks that are blank
 class KVCacheBlock:
     """One fixed-size block of KV memory. Only the pool changes it."""
 
-    __slots__ = ("account", "block_id", "key", "ref_count", "token_ids")
+    __slots__ = ("account", "block_id", "key", "rank", "ref_count", "token_ids")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
-        self.account = NOBODY
+        self.account = NOBODY  # who pays for it while it is held or cached
         self.key: tuple[int, bytes] | None = None  # (KV group, content key) while it is indexed
         self.token_ids: tuple[int, ...] = ()  # its tokens while it is indexed
+        self.rank = UNUSED  # by its content's uses so far; the lowest is evicted first
 
 
 class BlockPool:
@@ -34,17 +36,24 @@ class BlockPool:
     passed, and is never handed out.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """`num_blocks` counts the null block, which the caller has memory for too."""
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy | None = None,
+        metering: Metering | None = None,
+    ) -> None:
+        """`num_blocks` counts the null block, which the caller has memory for too. `eviction`
+        ranks cached blocks; None: the least recently used leaves first."""
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self.budgets = Budgets(num_blocks - 1)
+        self.metering = metering or Metering()
         self.on_evict: Callable[[KVCacheBlock], None] | None = None  # before content is forgotten
         self._blank = deque(range(1, num_blocks))
         self._idle = IdleBlocks()
         self._num_cached = 0
         self._index: dict[tuple[int, bytes], KVCacheBlock] = {}
-        self._uses = count()
+        self._eviction = eviction or LRUEviction()
 
     @property
     def num_blocks(self) -> int:
@@ -80,25 +89,37 @@ class BlockPool:
         block.ref_count = 1
         block.account = account
         self._charge(payer, held=1)
+        self.metering.note_use(account, account, 1)
         return block
 
-    def share(self, block: KVCacheBlock) -> None:
-        """Adds a holder to a block that is held or cached."""
+    def share(self, block: KVCacheBlock, holder: str | None = None) -> None:
+        """Adds a holder to a block that is held or cached: `holder`, or else who pays for it."""
         if block.ref_count == 0:
             payer = self.budgets.of(block.account)
             self._num_cached -= 1
             self._idle.discard(payer, block.block_id)
             self._charge(payer, held=1, cached=-1)
         block.ref_count += 1
+        self.metering.note_use(holder or block.account, block.account, 1)
 
-    def release(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Drops one holder of each block; give the ones to be reused first, first."""
+    def release(
+        self, blocks: Iterable[KVCacheBlock], holder: str | None = None, cost: float = 1.0
+    ) -> None:
+        """Drops one holder of each block; give the ones to be reused first, first.
+
+        Args:
+            holder: who lets go; None: who pays for the block.
+            cost: seconds that it takes to compute a token of these blocks again.
+        """
         for block in blocks:
             if block is self.null_block:
                 continue
             if block.ref_count == 0:
                 raise RuntimeError(f"block {block.block_id} was released more often than held")
             block.ref_count -= 1
+            self.metering.note_use(holder or block.account, block.account, -1)
+            if block.key is not None:
+                block.rank = self._eviction.rank(block.rank, cost)
             if block.ref_count == 0:
                 self._set_free(block)
 
@@ -129,25 +150,40 @@ class BlockPool:
             for share in shares:
                 account = self.budgets.of(share.tenant)
                 while account.is_over_ceiling and account.cached:
-                    self._blank.appendleft(self._evict(self._idle.lowest_of(account)).block_id)
+                    self._clear(self._idle.lowest_of(account), EvictionCause.CEILING)
                 self._idle.refresh(account)
         return faults
+
+    def retire(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Forgets the content of those that are cached: it can never be asked for again."""
+        for block in blocks:
+            if block.ref_count == 0 and block.key is not None:
+                self._clear(block.block_id, EvictionCause.RETIRED)
 
     def _take(self, payer: Account) -> KVCacheBlock:
         """A blank block, or the cached one that is to leave for this account."""
         if payer.is_at_ceiling:
-            return self._evict(self._idle.lowest_of(payer))
+            return self._evict(self._idle.lowest_of(payer), EvictionCause.CEILING)
         if self._blank:
             return self.blocks[self._blank.popleft()]
         lowest = self._idle.lowest()
-        return self._evict(self._idle.lowest_of(payer) if lowest is None else lowest)
+        if lowest is None:
+            lowest = self._idle.lowest_of(payer)
+        is_owed = payer.charged < payer.floor
+        cause = EvictionCause.CLAW_BACK if is_owed else EvictionCause.CAPACITY
+        return self._evict(lowest, cause)
 
-    def _evict(self, block_id: int | None) -> KVCacheBlock:
+    def _clear(self, block_id: int | None, cause: EvictionCause) -> None:
+        """Evicts a block of which nobody is in need."""
+        self._blank.appendleft(self._evict(block_id, cause).block_id)
+
+    def _evict(self, block_id: int | None, cause: EvictionCause) -> KVCacheBlock:
         if block_id is None:
             raise RuntimeError("the budgets promised a block that is not there")
         block = self.blocks[block_id]
-        if self.on_evict is not None:
+        if self.on_evict is not None and cause is not EvictionCause.RETIRED:
             self.on_evict(block)
+        self.metering.note_eviction(block.account, cause)
         payer = self.budgets.of(block.account)
         self._num_cached -= 1
         self._idle.discard(payer, block_id)
@@ -164,12 +200,13 @@ class BlockPool:
             return
         self._num_cached += 1
         self._charge(payer, held=-1, cached=1)
-        self._idle.put(payer, block.block_id, next(self._uses))
+        self._idle.put(payer, block.block_id, block.rank)
         if payer.is_over_ceiling:
-            self._blank.appendleft(self._evict(block.block_id).block_id)
+            self._clear(self._idle.lowest_of(payer), EvictionCause.CEILING)
 
     def _charge(self, payer: Account, *, held: int = 0, cached: int = 0) -> None:
         self.budgets.charge(payer, held, cached)
+        self.metering.note_charge(payer.name, held, cached)
         self._idle.refresh(payer)
 
     def _forget(self, block: KVCacheBlock) -> None:
@@ -178,6 +215,7 @@ class BlockPool:
             block.key = None
             block.token_ids = ()
         block.account = NOBODY
+        block.rank = UNUSED
 
     def check_integrity(self, holders: dict[int, int] | None = None) -> None:
         """Proves the books: free + held == all, every index entry is true, every block is charged.
