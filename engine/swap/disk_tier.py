@@ -155,13 +155,17 @@ class DiskTier:
                 if now - gathering.since >= MAX_AGE:
                     self._write(account, self._folder)
 
-    def close(self) -> None:
-        """Writes what is left, and lets another engine use the folder."""
+    def flush(self) -> None:
+        """Writes what has come together, and returns when that is done."""
         if self._folder is not None:
             for account in list(self._gathering):
                 self._write(account, self._folder)
         wait([writing.done for writing in self._writing])
         self.collect()
+
+    def close(self) -> None:
+        """Writes what is left, and lets another engine use the folder."""
+        self.flush()
         self._writer.shutdown()
         self._reader.shutdown(cancel_futures=True)
         if self._folder is not None:

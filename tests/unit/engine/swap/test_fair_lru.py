@@ -1,0 +1,122 @@
+"""Who has most gives first, and of that the oldest."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from loraplex.engine.swap.fair_lru import FairLRU
+
+ACCOUNTS = ["a", "b", "c"]
+KEYS = st.integers(0, 9)
+
+
+def filled(accounts: str) -> FairLRU[int]:
+    """Entries 0, 1, ... of these accounts, in this order."""
+    order: FairLRU[int] = FairLRU()
+    for number, account in enumerate(accounts):
+        order.add(number, account)
+    return order
+
+
+def test_the_largest_account_gives_its_oldest_entry() -> None:
+    order = filled("babb")
+
+    assert order.victim() == 0
+
+
+def test_a_touched_entry_is_the_newest() -> None:
+    order = filled("bb")
+
+    order.touch(0)
+
+    assert order.victim() == 1
+
+
+def test_a_flood_of_one_account_leaves_the_others_what_they_have() -> None:
+    order = filled("qqq")
+
+    for number in range(10, 100):
+        order.add(number, "flood")
+        if len(order) > 8:
+            victim = order.victim()
+            assert victim is not None
+            order.discard(victim)
+
+    assert order.usage == {"q": 3, "flood": 5}
+
+
+def test_a_held_entry_counts_but_does_not_leave() -> None:
+    order = filled("aab")
+    order.hold(0)
+    order.hold(1)
+
+    assert order.victim() == 2
+
+
+def test_nothing_leaves_where_all_is_held() -> None:
+    order = filled("ab")
+    order.hold(0)
+    order.hold(1)
+
+    assert order.victim() is None
+
+
+class FairLRUMachine(RuleBasedStateMachine):
+    """Beside it a list of entries in the order of use, from which all can be counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: FairLRU[int] = FairLRU()
+        self.entries: dict[int, str] = {}  # its account
+        self.held: set[int] = set()
+
+    @rule(key=KEYS, account=st.sampled_from(ACCOUNTS))
+    def add(self, key: int, account: str) -> None:
+        if key not in self.entries:
+            self.order.add(key, account, size=key + 1)
+            self.entries[key] = account
+
+    @rule(key=KEYS)
+    def discard(self, key: int) -> None:
+        if self.entries.pop(key, None):
+            self.order.discard(key)
+            self.held.discard(key)
+
+    @rule(key=KEYS)
+    def hold(self, key: int) -> None:
+        if key in self.entries and key not in self.held:
+            self.order.hold(key)
+            self.held.add(key)
+
+    @rule(key=KEYS)
+    def let_go(self, key: int) -> None:
+        if key in self.held:
+            self.order.let_go(key)
+            self.held.remove(key)
+            self.entries[key] = self.entries.pop(key)
+
+    @rule(key=KEYS)
+    def touch(self, key: int) -> None:
+        if key in self.entries and key not in self.held:
+            self.order.touch(key)
+            self.entries[key] = self.entries.pop(key)
+
+    @invariant()
+    def usage_is_the_sum_of_the_entries(self) -> None:
+        usage = {a: sum(k + 1 for k, b in self.entries.items() if a == b) for a in ACCOUNTS}
+
+        assert self.order.usage == {account: size for account, size in usage.items() if size}
+
+    @invariant()
+    def the_victim_is_the_oldest_free_entry_of_the_largest_account(self) -> None:
+        free = [key for key in self.entries if key not in self.held]
+        victim = self.order.victim()
+
+        if victim is None:
+            assert not free
+            return
+        owner, usage = self.entries[victim], self.order.usage
+        assert usage[owner] == max(usage[self.entries[key]] for key in free)
+        assert victim == next(key for key in free if self.entries[key] == owner)
+
+
+TestFairLRU = FairLRUMachine.TestCase
