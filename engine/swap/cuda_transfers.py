@@ -1,5 +1,7 @@
 """CudaTransfers: swapping beside the forward pass, on a stream of its own."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class CudaTransfers:
         self._arena.scatter(self._leaving, self._host_out.parts(len(self._leaving)))
         self._leaving = None
 
-    def _offload(self, pairs: list[tuple[int, int]]) -> None:
+    def _offload(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.finish()  # the buffers are free again
         blocks, self._leaving = id_tensors(pairs)
         count = len(pairs)
@@ -53,7 +55,7 @@ class CudaTransfers:
             self._host_out.flat(count).copy_(self._out.flat(count), non_blocking=True)
             self._copied_out.record()
 
-    def _fetch(self, pairs: list[tuple[int, int]]) -> None:
+    def _fetch(self, pairs: Sequence[tuple[int, int]]) -> None:
         slots, blocks = id_tensors(pairs)
         count = len(pairs)
         self._copied_in.synchronize()  # the last step's copy has read the buffer

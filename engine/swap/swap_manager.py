@@ -6,23 +6,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from loraplex.engine.block_pool import KVCacheBlock
+from loraplex.engine.metering import Metering
 from loraplex.engine.swap.costs import SwapCosts
 from loraplex.engine.swap.disk_tier import DiskTier
 from loraplex.engine.swap.host_arena import HostArena
 from loraplex.engine.swap.host_tier import BlockKey, HostBlock, HostTier
+from loraplex.engine.swap.lower_tiers import DiskBlock, LowerTiers, SwapCounts, TierBlock
 from loraplex.engine.swap.segment import Record
 from loraplex.engine.swap.transfers import BlockMoves, Transfers
-
-
-@dataclass(frozen=True)
-class DiskBlock:
-    """A block that is on disk only."""
-
-    key: BlockKey
-    token_ids: tuple[int, ...]
-
-
-TierBlock = HostBlock | DiskBlock
 
 
 @dataclass(frozen=True)
@@ -33,23 +24,7 @@ class _Read:
     done: Future[list[Record | None]]
 
 
-@dataclass(frozen=True)
-class SwapCounts:
-    """What was swapped since the start, and what lies in the tiers now. In bytes or blocks."""
-
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    out_bytes: int = 0
-    in_bytes: int = 0
-    written_bytes: int = 0
-    read_bytes: int = 0
-    host_hits: int = 0  # blocks
-    disk_hits: int = 0  # blocks; they count again when they come in from host memory
-    dropped: int = 0  # evicted blocks that no tier took
-    discarded: int = 0  # blocks that were damaged on disk
-
-
-class SwapManager:
+class SwapManager(LowerTiers):
     """The prefix cache's lower tiers: device blocks, then host memory, then the disk.
 
     A block that the pool evicts is copied to host memory in the same step, before anything is
@@ -62,6 +37,8 @@ class SwapManager:
         transfers: Transfers,
         arena: HostArena,
         costs: SwapCosts,
+        metering: Metering,
+        *,
         disk: DiskTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,6 +47,7 @@ class SwapManager:
         self.host = HostTier(arena.storage.num_blocks, self._spill)
         self.disk = disk
         self._arena = arena
+        self._metering = metering
         self._clock = clock
         self._block_bytes = arena.storage.bytes_per_block
         self._offloads: dict[int, HostBlock] = {}  # of this step, by block id
@@ -82,7 +60,7 @@ class SwapManager:
         self._num_out = self._num_in = self._num_disk_hits = self._num_dropped = 0
 
     def begin_step(self) -> None:
-        """Takes in what the last step's copies and the disk have brought."""
+        """As `LowerTiers.begin_step`."""
         self.transfers.finish()
         for block in self._leaving:
             self.host.arrive(block)
@@ -112,27 +90,24 @@ class SwapManager:
             self._num_dropped += 1
         else:
             self._offloads[block.block_id] = reserved
+            self._metering.note_swap(block.account, bytes_out=self._block_bytes)
 
     def find(self, key: BlockKey, token_ids: tuple[int, ...]) -> TierBlock | None:
-        """The block with this content in whatever tier, also if it is only on its way."""
+        """As `LowerTiers.find`."""
         block = self.host.find(key, token_ids)
         if block is None and self.disk is not None and key in self.disk:
             return DiskBlock(key, token_ids)
         return block
 
     def find_here(self, key: BlockKey, token_ids: tuple[int, ...]) -> HostBlock | None:
-        """The block with this content, if it can be fetched in this step."""
+        """As `LowerTiers.find_here`."""
         block = self.host.find(key, token_ids)
         return block if block is not None and block.is_here else None
 
     def await_blocks(
         self, seq_id: int, account: str, blocks: list[TierBlock], num_tokens: int
     ) -> bool:
-        """Whether a sequence should wait for blocks that are not here: starts to read them.
-
-        Args:
-            num_tokens: what the sequence need not compute if it gets them.
-        """
+        """As `LowerTiers.await_blocks`."""
         on_disk = [block for block in blocks if isinstance(block, DiskBlock)]
         if seq_id not in self._deadlines:
             too_many = len(on_disk) > self.host.num_slots // 2
@@ -145,7 +120,7 @@ class SwapManager:
         return True
 
     def is_awaiting(self, seq_id: int) -> bool:
-        """Whether a sequence waits for a read that is not done."""
+        """As `LowerTiers.is_awaiting`."""
         return (
             seq_id in self._deadlines
             and self._clock() < self._deadlines[seq_id]
@@ -153,22 +128,23 @@ class SwapManager:
         )
 
     def forget(self, seq_id: int) -> None:
-        """A sequence waits no more."""
+        """As `LowerTiers.forget`."""
         self._deadlines.pop(seq_id, None)
 
-    def hold(self, block: HostBlock) -> None:
-        """Keeps a block here until it is fetched in this step, which must follow."""
-        self.host.hold(block)
+    def hold(self, block: TierBlock) -> None:
+        """As `LowerTiers.hold`."""
+        self.host.hold(_here(block))
 
-    def fetch(self, block: HostBlock, block_id: int) -> None:
-        """Copies a held block to the device in this step."""
-        self._fetches[block_id] = block
+    def fetch(self, block: TierBlock, block_id: int) -> None:
+        """As `LowerTiers.fetch`."""
+        self._fetches[block_id] = here = _here(block)
+        self._metering.note_swap(here.account, bytes_in=self._block_bytes)
 
     def take_moves(self) -> BlockMoves:
-        """What this step moves; the caller does it, once."""
+        """As `LowerTiers.take_moves`."""
         moves = BlockMoves(
-            [(block_id, block.slot) for block_id, block in self._offloads.items()],
-            [(block.slot, block_id) for block_id, block in self._fetches.items()],
+            tuple((block_id, block.slot) for block_id, block in self._offloads.items()),
+            tuple((block.slot, block_id) for block_id, block in self._fetches.items()),
         )
         self._leaving += self._offloads.values()
         self._coming += self._fetches.values()
@@ -178,12 +154,13 @@ class SwapManager:
         return moves
 
     def bytes_by_account(self) -> dict[str, int]:
-        """What each account has in all lower tiers."""
+        """As `LowerTiers.bytes_by_account`."""
         usage = {account: n * self._block_bytes for account, n in self.host.usage.items()}
         on_disk = self.disk.usage if self.disk is not None else {}
         return {a: usage.get(a, 0) + on_disk.get(a, 0) for a in {**usage, **on_disk}}
 
     def counts(self) -> SwapCounts:
+        """As `LowerTiers.counts`."""
         disk = self.disk
         return SwapCounts(
             host_bytes=len(self.host) * self._block_bytes,
@@ -199,15 +176,12 @@ class SwapManager:
         )
 
     def close(self) -> None:
+        """As `LowerTiers.close`."""
         if self.disk is not None:
             self.disk.close()
 
     def check_integrity(self) -> None:
-        """As the tiers' own.
-
-        Raises:
-            RuntimeError: naming what is wrong.
-        """
+        """As `LowerTiers.check_integrity`."""
         self.host.check_integrity()
         if self.disk is not None:
             self.disk.check_integrity()
@@ -246,3 +220,9 @@ class SwapManager:
             self._arena.write(reserved.slot, record.content)
             self.host.arrive(reserved)
             self._num_disk_hits += 1
+
+
+def _here(block: TierBlock) -> HostBlock:
+    if not isinstance(block, HostBlock) or not block.is_here:
+        raise RuntimeError("a block that is not in host memory cannot be fetched")
+    return block

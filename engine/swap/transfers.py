@@ -1,5 +1,6 @@
 """Transfers: a step's blocks between the device and host memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +15,11 @@ from loraplex.engine.swap.staging import Staging
 class BlockMoves:
     """What is swapped in one step: first out, then in, before anything else is read or written."""
 
-    offloads: list[tuple[int, int]]  # (block id, host slot)
-    fetches: list[tuple[int, int]]  # (host slot, block id)
+    offloads: tuple[tuple[int, int], ...] = ()  # (block id, host slot)
+    fetches: tuple[tuple[int, int], ...] = ()  # (host slot, block id)
+
+
+NO_MOVES = BlockMoves()
 
 
 class Transfers(Protocol):
@@ -48,7 +52,7 @@ class HostTransfers:
         """As `Transfers.finish`."""
 
     def _pass(
-        self, source: BlockStorage, target: BlockStorage, pairs: list[tuple[int, int]]
+        self, source: BlockStorage, target: BlockStorage, pairs: Sequence[tuple[int, int]]
     ) -> None:
         if not pairs:
             return
@@ -58,6 +62,6 @@ class HostTransfers:
         target.scatter(targets, parts)
 
 
-def id_tensors(pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+def id_tensors(pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """[C] int64 of what moves, and of where to."""
     return torch.tensor([a for a, _ in pairs]), torch.tensor([b for _, b in pairs])
