@@ -12,8 +12,9 @@ from loraplex.engine.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
 from loraplex.engine.block_table import BlockTable
 from loraplex.engine.kv_groups import KVGroup
 from loraplex.engine.prefix_keys import PrefixKeys, tokens_of
-from loraplex.engine.prefix_lookup import CachedPrefix, PrefixLookup
+from loraplex.engine.prefix_lookup import CachedPrefix, Fetch, PrefixLookup
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.swap.lower_tiers import LowerTiers
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
         self.num_copied_blocks = 0
+        self.tiers = LowerTiers()  # of what is evicted; another may be put here before the start
         self.prompts = BasePrompts(scope, block_size)
         self._keys = PrefixKeys(scope, block_size, groups, self.prompts)
         self._lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
@@ -51,8 +53,16 @@ class KVCacheManager:
         self._copies: list[BlockCopy] = []
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """The longest cached beginning of a sequence."""
-        return self._lookup.find(sequence)
+        """The longest cached beginning of a sequence, in whatever tier. Where some of it is
+        `awaited`, the sequence should wait for that."""
+        anywhere = self._lookup.find(sequence, self.tiers.find)
+        awaited = anywhere.awaited
+        if not awaited:
+            return anywhere
+        at_hand = self._lookup.find(sequence, self.tiers.find_here)
+        gained = anywhere.num_tokens - at_hand.num_tokens
+        waits = self.tiers.await_blocks(sequence.seq_id, sequence.tenant, awaited, gained)
+        return anywhere if waits else at_hand
 
     def next_key(self, sequence: Sequence, cached: CachedPrefix) -> bytes | None:
         """The key of the first block that a cached prefix lacks; None if it lacks none."""
@@ -74,6 +84,18 @@ class KVCacheManager:
             len(row) - passed for row, passed in zip(table.blocks, table.num_passed, strict=True)
         )
 
+    def num_missing_blocks(self, sequence: Sequence, peaks: list[int]) -> int:
+        """Blocks that a running sequence still needs, if each group is to hold its peak.
+
+        One group's surplus is no other's: a sliding window can share more than it ever needs.
+        """
+        table = self._tables[sequence.seq_id]
+        held = map(len, table.blocks)
+        return sum(
+            max(0, peak - count + passed)
+            for peak, count, passed in zip(peaks, held, table.num_passed, strict=True)
+        )
+
     def num_unheld_blocks(self, cached: CachedPrefix) -> int:
         """How many of the cached blocks nobody holds now: sharing these takes free blocks."""
         return sum(
@@ -84,6 +106,8 @@ class KVCacheManager:
 
     def admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
         """Opens a table that starts with the cached prefix."""
+        for fetch in cached.fetches:  # allocating below may evict in every tier
+            self.tiers.hold(fetch.block)
         table = BlockTable.empty(len(self.groups), self.max_blocks)
         for group, row in enumerate(cached.blocks):
             table.num_passed[group] = self._num_passed(group, cached.num_tokens)
@@ -93,6 +117,9 @@ class KVCacheManager:
                     self.pool.share(block)
                 table.append(group, block)
         table.num_remembered = cached.num_tokens // self.block_size
+        for fetch in cached.fetches:
+            self._fetch(sequence, table, fetch)
+        self.tiers.forget(sequence.seq_id)
         self._tables[sequence.seq_id] = table
         self._used_tokens[sequence.seq_id] = cached.num_tokens
         sequence.num_computed_tokens = cached.num_tokens
@@ -145,6 +172,7 @@ class KVCacheManager:
 
     def free(self, sequence: Sequence) -> None:
         """Drops the sequence's table; a sequence without one is left alone."""
+        self.tiers.forget(sequence.seq_id)
         table = self._tables.pop(sequence.seq_id, None)
         if table is None:
             return
@@ -204,6 +232,7 @@ class KVCacheManager:
         )
         del holders[NULL_BLOCK_ID]
         self.pool.check_integrity(holders)
+        self.tiers.check_integrity()
         for table in self._tables.values():
             table.check()
 
@@ -225,6 +254,14 @@ class KVCacheManager:
                 self.pool.release([row[index]])
                 table.replace(group, index, self.pool.null_block)
             table.num_passed[group] = max(passed, table.num_passed[group])
+
+    def _fetch(self, sequence: Sequence, table: BlockTable, fetch: Fetch) -> None:
+        """Puts a new block where a lower tier has the content, which is in it before the step."""
+        block = self.pool.allocate(sequence.tenant)
+        group, key = fetch.block.key
+        self.pool.remember(block, group, key, fetch.block.token_ids)
+        self.tiers.fetch(fetch.block, block.block_id)
+        table.replace(fetch.group, fetch.index, block)
 
     def _shared_tail(self, table: BlockTable, start: int) -> list[int]:
         """Groups whose block at the next token is half full and held by others too."""

@@ -63,13 +63,19 @@ def _group_size(counts: list[int]) -> int:
     return max(size for size in range(1, min(counts) + 1) if padding(size) <= MAX_PADDING)
 
 
-def blocks_at_peak(groups: list[KVGroup], block_size: int, num_tokens: int, chunk: int) -> int:
-    """Blocks that a sequence of this length holds at most while it is computed in chunks."""
+def peaks(groups: list[KVGroup], block_size: int, num_tokens: int, chunk: int) -> list[int]:
+    """Blocks per group that a sequence of this length holds at most while it is computed in
+    chunks."""
     full = -(-num_tokens // block_size)
-    return sum(
+    return [
         full if group.window is None else min(full, _spanned(group.window + chunk - 1, block_size))
         for group in groups
-    )
+    ]
+
+
+def blocks_at_peak(groups: list[KVGroup], block_size: int, num_tokens: int, chunk: int) -> int:
+    """Blocks that such a sequence holds at most over all groups."""
+    return sum(peaks(groups, block_size, num_tokens, chunk))
 
 
 def _spanned(num_tokens: int, block_size: int) -> int:

@@ -1,15 +1,27 @@
 """PrefixLookup: how much of a sequence is in the KV pool already."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 
 from loraplex.engine.base_prompts import BasePrompt, BasePrompts
 from loraplex.engine.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
 from loraplex.engine.kv_groups import KVGroup
 from loraplex.engine.prefix_keys import PrefixKeys, tokens_of
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.swap.host_tier import BlockKey, HostBlock
+from loraplex.engine.swap.lower_tiers import TierBlock
 
-Row = list[KVCacheBlock | None]
+Row = list[KVCacheBlock | TierBlock | None]
+LowerFind = Callable[[BlockKey, tuple[int, ...]], TierBlock | None]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A block of a prefix that a lower tier has, and its place."""
+
+    group: int
+    index: int
+    block: TierBlock
 
 
 @dataclass(frozen=True)
@@ -23,11 +35,24 @@ class CachedPrefix:
     num_tokens: int  # that need not be computed
     blocks: list[list[KVCacheBlock]]  # per group; the null block where the window has passed
     half: tuple[KVCacheBlock, ...] = ()  # per group the half-full end of a base prompt, if any
+    fetches: tuple[Fetch, ...] = ()  # these have the null block in `blocks`: they need a new one
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that need not be allocated; the half-full ones are copied."""
-        return sum(block.block_id != NULL_BLOCK_ID for row in self.blocks for block in row)
+    def awaited(self) -> list[TierBlock]:
+        """Blocks that are not in host memory yet: it cannot be allocated before they are."""
+        return [
+            fetch.block
+            for fetch in self.fetches
+            if not isinstance(fetch.block, HostBlock) or not fetch.block.is_here
+        ]
+
+    def num_missing_blocks(self, peaks: list[int]) -> int:
+        """Blocks to be allocated, or copied from half-full ones, if each group is to hold its
+        peak; one group's surplus is no other's."""
+        return sum(
+            max(0, peak - sum(block.block_id != NULL_BLOCK_ID for block in row))
+            for peak, row in zip(peaks, self.blocks, strict=True)
+        )
 
 
 class PrefixLookup:
@@ -47,19 +72,23 @@ class PrefixLookup:
         self._keys = keys
         self._prompts = prompts
 
-    def find(self, sequence: Sequence) -> CachedPrefix:
+    def find(self, sequence: Sequence, lower: LowerFind) -> CachedPrefix:
         """The longest cached beginning of a sequence: whole blocks and the end of a base prompt,
-        but never its last token, whose logits are needed."""
+        but never its last token, whose logits are needed. `lower` is asked for what the device
+        lacks."""
         self._keys.extend(sequence)
         limit = self.num_cacheable(sequence)
-        found = [self._blocks(sequence, group, limit) for group in range(len(self._groups))]
+        groups = range(len(self._groups))
+        found = [self._blocks(sequence, group, limit, lower) for group in groups]
         num_blocks = self._agree(found, limit)
         prompt = self._prompt_ending_in(sequence, num_blocks) if limit else None
         if prompt is None:
             num_tokens = num_blocks * self._block_size
-            return CachedPrefix(num_tokens, self._rows(found, num_tokens, limit))
+            rows, fetches = self._rows(found, num_tokens, limit)
+            return CachedPrefix(num_tokens, rows, fetches=fetches)
         num_tokens = min(prompt.num_tokens, sequence.num_tokens - 1)
-        return CachedPrefix(num_tokens, self._rows(found, num_tokens, num_blocks), prompt.half)
+        rows, fetches = self._rows(found, num_tokens, num_blocks)
+        return CachedPrefix(num_tokens, rows, prompt.half, fetches)
 
     def num_cacheable(self, sequence: Sequence) -> int:
         """Whole blocks that may come from the cache: the last token is always computed."""
@@ -67,13 +96,14 @@ class PrefixLookup:
             return 0
         return (sequence.num_tokens - 1) // self._block_size
 
-    def _blocks(self, sequence: Sequence, group: int, limit: int) -> Row:
+    def _blocks(self, sequence: Sequence, group: int, limit: int, lower: LowerFind) -> Row:
         """The cached block of each index below the limit; full attention stops at the first gap."""
         keys = self._keys.of(sequence, group)
         found: Row = []
         for index in range(min(limit, len(keys))):
             tokens = tokens_of(sequence, index, self._block_size)
-            block = self._pool.find(group, keys[index], tokens)
+            on_device = self._pool.find(group, keys[index], tokens)
+            block = on_device or lower((group, keys[index]), tokens)
             if block is None and self._groups[group].window is None:
                 break
             found.append(block)
@@ -91,15 +121,27 @@ class PrefixLookup:
     def _num_passed(self, group: int, num_blocks: int) -> int:
         return self._groups[group].num_passed(num_blocks * self._block_size, self._block_size)
 
-    def _rows(self, found: list[Row], num_tokens: int, limit: int) -> list[list[KVCacheBlock]]:
-        """Of each group what its window still shows at `num_tokens`, and what follows without a
-        gap, up to `limit` blocks."""
-        rows = []
-        for group, row in zip(self._groups, found, strict=True):
+    def _rows(
+        self, found: list[Row], num_tokens: int, limit: int
+    ) -> tuple[list[list[KVCacheBlock]], tuple[Fetch, ...]]:
+        """Of each group what its window still shows at `num_tokens`, and what follows on the device
+        without a gap, up to `limit` blocks."""
+        rows: list[list[KVCacheBlock]] = []
+        fetches: list[Fetch] = []
+        needed = num_tokens // self._block_size
+        for number, (group, blocks) in enumerate(zip(self._groups, found, strict=True)):
             passed = group.num_passed(num_tokens, self._block_size)
-            present = takewhile(lambda block: block is not None, row[passed:limit])
-            rows.append([self._pool.null_block] * passed + [b for b in present if b is not None])
-        return rows
+            row = [self._pool.null_block] * passed
+            for index, block in enumerate(blocks[passed:limit], passed):
+                if isinstance(block, KVCacheBlock):
+                    row.append(block)
+                elif block is not None and index < needed:
+                    row.append(self._pool.null_block)
+                    fetches.append(Fetch(number, index, block))
+                else:
+                    break
+            rows.append(row)
+        return rows, tuple(fetches)
 
     def _prompt_ending_in(self, sequence: Sequence, num_blocks: int) -> BasePrompt | None:
         """The longest base prompt that begins the sequence and ends in its block `num_blocks`."""

@@ -6,12 +6,13 @@ from enum import Enum, auto
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.adapter_gate import AdapterGate
 from loraplex.engine.kv_cache_manager import BlockCopy, CachedPrefix, KVCacheManager
-from loraplex.engine.kv_groups import blocks_at_peak
+from loraplex.engine.kv_groups import peaks
 from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
 from loraplex.engine.sequence import Sequence, SequenceStatus
 from loraplex.engine.step_plan import StepPlan
 from loraplex.engine.stopping import StopChecker
+from loraplex.engine.swap.transfers import NO_MOVES, BlockMoves
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class SchedulerOutput:
     scheduled: list[ScheduledSequence]
     copies: list[BlockCopy]  # to be made before anything is written
     num_preempted: int = 0
+    moves: BlockMoves = NO_MOVES  # between tiers; to be made before the copies
 
     @property
     def num_tokens(self) -> int:
@@ -107,13 +109,16 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> SchedulerOutput:
+        self.kv.tiers.begin_step()
         limits = self.limits
         rows = limits.max_num_seqs - sum(self._rows(s) for s in self.running)
         plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
         num_preempted = self._keep_running(plan)
         self._hand_out(plan, admits=not num_preempted)
         scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
-        return SchedulerOutput(scheduled, self.kv.take_copies(), num_preempted)
+        return SchedulerOutput(
+            scheduled, self.kv.take_copies(), num_preempted, self.kv.tiers.take_moves()
+        )
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
         """Takes a step's result in: appends tokens, forks, checks stops, frees the finished."""
@@ -123,6 +128,8 @@ class Scheduler:
             sequence.num_computed_tokens += item.num_tokens
             self.kv.remember_computed(sequence)
             self._store_prompt_logprobs(sequence, result)
+            if sequence.is_base_prompt and sequence.num_uncomputed_tokens == 0:
+                self._keep(sequence)
             samples = result.samples.get(sequence.seq_id, [])
             choices = [sequence, *self._fork(sequence, len(samples))]
             for choice, sample in zip(choices, samples, strict=False):
@@ -158,16 +165,21 @@ class Scheduler:
         turns = self.policy.turns([*plan.unfinished, *self.waiting])
         passed: set[Sequence] = set()
         barred: set[str] = set()
-        while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
+        num_partial = len(plan.unfinished)
+        while plan.num_tokens > 0 and (admits or num_partial):
+            sequence = next(turns, None)
+            if sequence is None:
+                break
             if sequence.status is SequenceStatus.RUNNING:
                 self._extend(plan, sequence)
+                num_partial -= 1
                 continue
             if not admits or sequence.tenant in barred:
                 continue
             turn = self._begin(plan, sequence)
             if turn is Turn.NO_ROOM:
-                break  # a later, smaller one must not overtake for ever
-            if turn is Turn.OVER_CEILING:
+                admits = False  # a later, smaller one must not overtake for ever
+            elif turn is Turn.OVER_CEILING:
                 barred.add(sequence.tenant)
             elif turn is Turn.NOT_READY:
                 passed.add(sequence)
@@ -190,7 +202,7 @@ class Scheduler:
             return Turn.NOT_READY  # nobody waits for another's adapter
         self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
         cached = self.kv.find_cached(sequence)
-        if self.kv.next_key(sequence, cached) in plan.coming:
+        if cached.awaited or self.kv.next_key(sequence, cached) in plan.coming:
             self.gate.close(sequence)
             return Turn.NOT_READY  # what it needs next is there in the next step
         if not self._admit(sequence, cached):
@@ -213,9 +225,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, cached: CachedPrefix) -> bool:
         """Admits a sequence if its full input fits beside what running ones were promised."""
-        needed = self._peak(sequence) - cached.num_blocks + self.kv.num_unheld_blocks(cached)
+        needed = cached.num_missing_blocks(self._peaks(sequence))
+        needed += self.kv.num_unheld_blocks(cached)
         promised = sum(
-            max(0, self._peak(other) - self.kv.num_held_blocks(other))
+            self.kv.num_missing_blocks(other, self._peaks(other))
             for other in self.running
             if other.num_uncomputed_tokens > 1
         )
@@ -229,13 +242,14 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         return True
 
-    def _peak(self, sequence: Sequence) -> int:
+    def _peaks(self, sequence: Sequence) -> list[int]:
         chunk = self.limits.max_num_batched_tokens
-        return blocks_at_peak(self.kv.groups, self.kv.block_size, sequence.num_tokens, chunk)
+        return peaks(self.kv.groups, self.kv.block_size, sequence.num_tokens, chunk)
 
     def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens
-        return ScheduledSequence(sequence, num_tokens, self._rows(sequence) if reaches_end else 0)
+        is_sampled = reaches_end and not sequence.is_base_prompt
+        return ScheduledSequence(sequence, num_tokens, self._rows(sequence) if is_sampled else 0)
 
     def _rows(self, sequence: Sequence) -> int:
         """Sequences that this one stands for: n until it has forked into its choices."""
@@ -274,6 +288,11 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         self.waiting.append(sequence)
         self.num_preemptions += 1
+
+    def _keep(self, sequence: Sequence) -> None:
+        """A computed base prompt: it runs no more, but its blocks stay."""
+        self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
 
     def _end(self, sequence: Sequence) -> None:
         """The one way out: finished and aborted sequences give back the same things."""

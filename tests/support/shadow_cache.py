@@ -4,7 +4,7 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.sequence import Sequence
 
 Mark = tuple[int, str, int]  # group, namespace, all that the token's KV depends on
-PUBLIC = "public"  # stands for the namespace of tokens inside a base prompt
+PROMPT = "prompt"  # the namespace of the sequences that compute base prompts
 
 
 class ShadowCache:
@@ -13,10 +13,12 @@ class ShadowCache:
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
         self._slots: dict[tuple[int, int], Mark] = {}  # (block id, offset)
+        self._writers: set[str] = set()
 
     def write(self, sequence: Sequence, num_tokens: int) -> None:
         """What a step does: first the copies, then the next tokens of the sequence."""
         size = self._kv.block_size
+        self._writers.add(sequence.namespace)
         for copy in self._kv.take_copies():
             for offset in range(size):
                 if (copy.source, offset) in self._slots:
@@ -38,26 +40,29 @@ class ShadowCache:
             first = 0 if group.window is None else max(0, end - group.window + 1)
             for position in range(first, end):
                 block = int(table[index, position // size])
-                found = self._slots.get((block, position % size))
-                expected = [marks[position]]
-                if position // size == sequence.block_keys.num_public:  # the end of a base prompt
-                    expected.append((index, PUBLIC, marks[position][2]))
-                assert found in expected, f"group {index}, position {position}, block {block}"
+                found = self._slots[block, position % size]
+                readable = self._readable(sequence, position, marks[position])
+                assert found in readable, f"group {index}, position {position}, block {block}"
 
     def block(self, block_id: int) -> list[Mark | None]:
         return [self._slots.get((block_id, offset)) for offset in range(self._kv.block_size)]
 
     def _marks(self, sequence: Sequence, group: int) -> list[Mark]:
         below = max(self._kv.groups[group].layers) < sequence.frontier
-        num_public = sequence.block_keys.num_public * self._kv.block_size
-        if not (sequence.adapter is None or below):
-            num_public = min(num_public, sequence.adapter_start)
-        if sequence.is_base_prompt:
-            num_public = sequence.num_tokens
-        return [
-            (group, PUBLIC if position < num_public else sequence.namespace, mark)
-            for position, mark in enumerate(history(sequence, adapted=not below))
-        ]
+        marks = history(sequence, adapted=not below)
+        return [(group, sequence.namespace, mark) for mark in marks]
+
+    def _readable(self, sequence: Sequence, position: int, own: Mark) -> list[Mark]:
+        """Its own mark; up to the end of a base prompt also that of whoever computed it."""
+        group, _, mark = own
+        below = max(self._kv.groups[group].layers) < sequence.frontier
+        behind = position // self._kv.block_size - sequence.block_keys.num_public
+        if behind > 0 or not (
+            sequence.adapter is None or below or position < sequence.adapter_start
+        ):
+            return [own]
+        others = [PROMPT] if behind == 0 else [PROMPT, *self._writers]
+        return [own, *((group, namespace, mark) for namespace in others)]
 
 
 def history(sequence: Sequence, *, adapted: bool = True) -> list[int]:

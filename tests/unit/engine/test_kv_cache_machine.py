@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.kv import FULL_AND_SLIDING, admit, kv_manager, sequence_of
-from support.shadow_cache import ShadowCache
+from support.shadow_cache import PROMPT, ShadowCache
 
 from loraplex.engine.base_prompts import BasePrompt
 from loraplex.engine.protocol import BasePromptRef
@@ -58,7 +58,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(length=st.integers(1, 20), family=st.integers(1, 2))
     def publish(self, length: int, family: int) -> None:
         """The beginning of a family's text."""
-        sequence = sequence_of([family] * length, namespace="")
+        sequence = sequence_of([family] * length, namespace=PROMPT)
         sequence.is_base_prompt = True
         self.num_published += 1
         ref = BasePromptRef(prompt_id="prompt", version=self.num_published)
