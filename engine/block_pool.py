@@ -89,7 +89,7 @@ class BlockPool:
         block.ref_count = 1
         block.account = account
         self._charge(payer, held=1)
-        self.metering.note_use(account, account, 1)
+        self.metering.note_use(account, 1)
         return block
 
     def share(self, block: KVCacheBlock, holder: str | None = None) -> None:
@@ -100,7 +100,9 @@ class BlockPool:
             self._idle.discard(payer, block.block_id)
             self._charge(payer, held=1, cached=-1)
         block.ref_count += 1
-        self.metering.note_use(holder or block.account, block.account, 1)
+        if block.ref_count == 2:
+            self.metering.note_shared(block.account, 1)
+        self.metering.note_use(block.account if holder is None else holder, 1)
 
     def release(
         self, blocks: Iterable[KVCacheBlock], holder: str | None = None, cost: float = 1.0
@@ -117,10 +119,12 @@ class BlockPool:
             if block.ref_count == 0:
                 raise RuntimeError(f"block {block.block_id} was released more often than held")
             block.ref_count -= 1
-            self.metering.note_use(holder or block.account, block.account, -1)
+            self.metering.note_use(block.account if holder is None else holder, -1)
             if block.key is not None:
                 block.rank = self._eviction.rank(block.rank, cost)
-            if block.ref_count == 0:
+            if block.ref_count == 1:
+                self.metering.note_shared(block.account, -1)
+            elif block.ref_count == 0:
                 self._set_free(block)
 
     def find(self, group: int, key: bytes, token_ids: tuple[int, ...]) -> KVCacheBlock | None:
@@ -153,6 +157,15 @@ class BlockPool:
                     self._clear(self._idle.lowest_of(account), EvictionCause.CEILING)
                 self._idle.refresh(account)
         return faults
+
+    def recharge(self, block: KVCacheBlock, account: str) -> None:
+        """Lets another account pay for a held block from now on."""
+        is_shared = block.ref_count > 1
+        self._charge(self.budgets.of(block.account), held=-1)
+        self.metering.note_shared(block.account, -is_shared)
+        block.account = account
+        self._charge(self.budgets.of(account), held=1)
+        self.metering.note_shared(account, is_shared)
 
     def retire(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Forgets the content of those that are cached: it can never be asked for again."""

@@ -80,22 +80,19 @@ class Budgets:
             room = min(room, account.ceiling - account.held)
         return max(0, room)
 
-    def can_hold(self, demand: Mapping[str, int]) -> bool:
-        """Whether all accounts named can hold that many blocks more, at the same time."""
-        return self.keeps_ceilings(demand) and self.keeps_floors(demand)
-
-    def keeps_ceilings(self, demand: Mapping[str, int]) -> bool:
-        return all(
-            account.ceiling is None or count <= 0 or account.held + count <= account.ceiling
-            for account, count in ((self.of(name), count) for name, count in demand.items())
-        )
+    def keeps_ceiling(self, name: str, count: int) -> bool:
+        """Whether the account may hold `count` blocks more, where there are any."""
+        account = self.of(name)
+        return account.ceiling is None or account.held + count <= account.ceiling
 
     def keeps_floors(self, demand: Mapping[str, int]) -> bool:
+        """Whether all accounts named can hold that many blocks more at the same time, ceilings
+        apart."""
         growth = 0
         for name, count in demand.items():
             account = self.of(name)
             growth += max(account.held + count, account.floor) - account.claim
-        return growth <= 0 or self._claims + growth <= self.capacity
+        return self._claims + growth <= self.capacity
 
     def limit(self, name: str) -> int:
         """The most blocks that the account can ever hold: all but the floors of others."""
@@ -168,6 +165,8 @@ class Budgets:
 
 def _faults(share: TenantShare) -> list[str]:
     faults = []
+    if share.tenant == OPERATOR:
+        faults.append(f"{OPERATOR!r} is no tenant")
     if share.floor < 0:
         faults.append(f"the floor of {share.tenant!r} must be at least 0, got {share.floor}")
     if share.ceiling is not None and share.ceiling < share.floor:
@@ -176,5 +175,7 @@ def _faults(share: TenantShare) -> list[str]:
             f"got {share.ceiling}"
         )
     if not 0 < share.weight < float("inf"):
-        faults.append(f"the weight of {share.tenant!r} must be positive, got {share.weight}")
+        faults.append(
+            f"the weight of {share.tenant!r} must be above 0 and finite, got {share.weight}"
+        )
     return faults

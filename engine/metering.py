@@ -40,9 +40,9 @@ class Meter:
 
     def __init__(self) -> None:
         self.held = Integral()  # blocks in use that it pays for
+        self.shared = Integral()  # of these, with more than one holder
         self.cached = Integral()
-        self.used = Integral()  # entries in the block tables of its sequences
-        self.borrowed = Integral()  # of these, entries for blocks that another account pays for
+        self.used = Integral()  # entries in the block tables of its sequences, whoever pays
         self.evictions: Counter[EvictionCause] = Counter()
         self.num_preemptions = 0
         self.swapped_out_bytes = 0
@@ -77,12 +77,13 @@ class Metering:
         if cached:
             meter.cached.add(cached, now)
 
-    def note_use(self, holder: str, payer: str, change: int) -> None:
-        """A sequence of `holder` has taken (1) or given back (-1) a block that `payer` pays for."""
-        meter, now = self.of(holder), self.now()
-        meter.used.add(change, now)
-        if holder != payer:
-            meter.borrowed.add(change, now)
+    def note_shared(self, payer: str, change: int) -> None:
+        """A block of the account has a second holder (1), or has one holder again (-1)."""
+        self.of(payer).shared.add(change, self.now())
+
+    def note_use(self, holder: str, change: int) -> None:
+        """A sequence of the account has taken (1) or given back (-1) a block."""
+        self.of(holder).used.add(change, self.now())
 
     def note_eviction(self, account: str, cause: EvictionCause) -> None:
         self.of(account).evictions[cause] += 1

@@ -23,6 +23,7 @@ class FailureCode(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    BUDGET_EXCEEDED = "budget_exceeded"
     ADAPTER_NOT_FOUND = "adapter_not_found"
     ADAPTER_REJECTED = "adapter_rejected"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"

@@ -10,6 +10,7 @@ from loraplex.platform.error_handlers import api_error_of
 STATUS = {
     FailureCode.INVALID_REQUEST: (400, "invalid_value"),
     FailureCode.CONTEXT_LENGTH_EXCEEDED: (400, "context_length_exceeded"),
+    FailureCode.BUDGET_EXCEEDED: (400, "budget_exceeded"),
     FailureCode.ADAPTER_NOT_FOUND: (404, "model_not_found"),
     FailureCode.ADAPTER_REJECTED: (422, "adapter_invalid"),
     FailureCode.ADAPTER_UNAVAILABLE: (503, "adapter_unavailable"),
