@@ -20,10 +20,12 @@ from loraplex.engine.attention import (
 )
 from loraplex.engine.block_key import BlockKeyScope
 from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.budgets import OPERATOR
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.cpu_tape import TapeCapture
 from loraplex.engine.cuda_graph import CudaCapture
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
+from loraplex.engine.fair_policy import FairPolicy
 from loraplex.engine.feed_forward import swap_feed_forward
 from loraplex.engine.forward import Forward
 from loraplex.engine.kv_cache import KVCache
@@ -96,7 +98,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     scheduler = Scheduler(
         kv,
         AdapterGate(lora, config.adapter_wait),
-        FCFSPolicy(),
+        FCFSPolicy() if config.scheduling == "fcfs" else FairPolicy(exempt=OPERATOR),
         SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -6,6 +6,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "naive", "triton")
 QUANTIZATIONS = ("none", "int8")
+SCHEDULING = ("fair", "fcfs")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 8
     max_adapter_slots: int = 16
     adapter_memory: int | None = None  # bytes of resident adapters; None: `default_adapter_memory`
+    scheduling: str = "fair"  # between tenants; fcfs: by arrival, whoever asks
     adapter_wait: float = 2.0  # seconds until a slot is drained for a waiting adapter
     seed: int = 0
     num_threads: int | None = None  # None: torch's choice
@@ -42,6 +44,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             faults.append(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.device not in DEVICES:
             faults.append(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.scheduling not in SCHEDULING:
+            faults.append(
+                f"scheduling must be one of {', '.join(SCHEDULING)}, got {self.scheduling!r}"
+            )
         if self.kernels not in KERNELS:
             faults.append(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
         if self.quantization not in QUANTIZATIONS:

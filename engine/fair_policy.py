@@ -37,16 +37,21 @@ class FairPolicy(SchedulingPolicy):
         self._contending = contending - {self._exempt}
 
     def _by_counter(self, queues: dict[str, deque[Sequence]]) -> Iterator[Sequence]:
-        heap = [(self._counter(tenant), q[0].arrival, q) for tenant, q in queues.items()]
+        heap = [self._entry(queue) for queue in queues.values()]
         heapify(heap)
         while heap:
-            _, _, queue = heappop(heap)
+            *_, queue = heappop(heap)
             sequence = queue.popleft()
             if sequence.tenant != self._exempt:
                 self._last = sequence.tenant
             yield sequence
             if queue:
-                heappush(heap, (self._counter(sequence.tenant), queue[0].arrival, queue))
+                heappush(heap, self._entry(queue))
+
+    def _entry(self, queue: deque[Sequence]) -> tuple[float, bool, int, deque[Sequence]]:
+        """By counter; among equals who has just come goes first, then whose sequence came first."""
+        tenant = queue[0].tenant
+        return self._counter(tenant), tenant in self._contending, queue[0].arrival, queue
 
     def _counter(self, tenant: str) -> float:
         return -1.0 if tenant == self._exempt else self.ledger.of(tenant).counter

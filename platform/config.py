@@ -96,6 +96,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
     )
     block_size: int = Field(8, ge=1, description="Tokens of one KV block")
+    scheduling: Literal["fair", "fcfs"] = Field(
+        "fair", description="fair: tenants take turns by what they were served; fcfs: by arrival"
+    )
     max_adapter_slots: int = Field(16, ge=1, description="Most adapters on the device at once")
     adapter_memory: Bytes | None = Field(
         None, ge=0, description="Memory of these adapters; not set: rank 16 on every linear, each"

@@ -32,10 +32,13 @@ class NamedSlots:
         return self._asked[ref.digest] > self._delay
 
     def bytes_to_load(self, ref: AdapterRef) -> int:
-        return 0 if ref.digest in self.pool else self._sizes.get(ref.adapter_id, 0)
+        return 0 if ref.digest in self.pool else self.size_of(ref)
+
+    def size_of(self, ref: AdapterRef) -> int:
+        return self._sizes.get(ref.adapter_id, 0)
 
     def acquire(self, ref: AdapterRef) -> int | None:
-        slot = self.pool.acquire(ref.digest, self._sizes.get(ref.adapter_id, 0))
+        slot = self.pool.acquire(ref.digest, self.size_of(ref))
         if slot is not None:
             self.content[slot] = ref.digest
         return slot

@@ -1,10 +1,11 @@
 """A scheduler at work: everything real but the model, and each answer kept for comparison."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from support.adapter_slots import NamedSlots
+from support.constant_model import ConstantModel
 from support.kv import MAX_MODEL_LEN, TOKENIZER, adapter_ref, kv_manager
 from support.toy_model import ToyModel
 from support.word_tokenizer import EOS
@@ -12,8 +13,9 @@ from support.word_tokenizer import EOS
 from loraplex.engine.adapter_gate import AdapterGate
 from loraplex.engine.block_pool import KVCacheBlock
 from loraplex.engine.detokenizer import Detokenizer
+from loraplex.engine.fair_policy import FairPolicy
 from loraplex.engine.kv_groups import KVGroup
-from loraplex.engine.policy import FCFSPolicy
+from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.protocol import FinishReason, GenerateRequest, PositionLogprobs
 from loraplex.engine.request_seed import RequestSeeds
 from loraplex.engine.sampler import Sampler
@@ -61,6 +63,7 @@ class Setup:
     max_logits_rows: int = 64
     num_slots: int = 2
     load_delay: int = 0
+    adapter_bytes: Mapping[str, int] = field(default_factory=dict)
     adapter_wait: float = 2.0
 
 
@@ -69,6 +72,7 @@ def generate_request(
     prompt: list[int],
     *,
     adapter: str | None = None,
+    tenant: str = "tenant",
     namespace: str = "namespace",
     priority: int = 0,
     **sampling: Any,
@@ -76,7 +80,7 @@ def generate_request(
     """Greedy unless asked otherwise; the adapter is named."""
     return GenerateRequest(
         request_id=request_id,
-        tenant="tenant",
+        tenant=tenant,
         namespace=namespace,
         prompt_token_ids=prompt,
         sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | sampling),
@@ -89,18 +93,25 @@ class SchedulerHarness:
     """Steps a scheduler and checks in every step what must hold in every step."""
 
     def __init__(
-        self, setup: Setup | None = None, clock: Callable[[], float] | None = None
+        self,
+        setup: Setup | None = None,
+        clock: Callable[[], float] | None = None,
+        policy: SchedulingPolicy | None = None,
     ) -> None:
         self.setup = setup or Setup()
         self.kv = kv_manager(self.setup.num_blocks, self.setup.block_size, self.setup.groups)
-        self.slots = NamedSlots(self.setup.num_slots, self.setup.load_delay)
+        self.slots = NamedSlots(
+            self.setup.num_slots, self.setup.load_delay, self.setup.adapter_bytes
+        )
         self.stops = StopChecker(frozenset({EOS}))
         gate = AdapterGate(self.slots, self.setup.adapter_wait, clock or (lambda: 0.0))
         limits = SchedulerLimits(
             self.setup.max_num_seqs, self.setup.max_num_batched_tokens, self.setup.max_logits_rows
         )
-        self.scheduler = Scheduler(self.kv, gate, FCFSPolicy(), limits, self.stops)
-        self.model = ToyModel(self.kv, self.slots, Sampler(self.stops, TokenText(TOKENIZER)))
+        self.scheduler = Scheduler(self.kv, gate, policy or FairPolicy(), limits, self.stops)
+        self.model: ToyModel | ConstantModel = ToyModel(
+            self.kv, self.slots, Sampler(self.stops, TokenText(TOKENIZER))
+        )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.num_cached: dict[str, int] = {}
         self.hoard: list[KVCacheBlock] = []
