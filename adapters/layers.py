@@ -57,7 +57,7 @@ class LoRALayer(nn.Module):
         rows = out.view(-1, out.shape[-1])
         batch = self.batch_of(rows.shape[0])
         if batch is not None:
-            self._kernels.add_lora(rows, x.reshape(rows.shape[0], -1), self._table, batch)
+            self._kernels.add_lora(rows, x.reshape(-1, x.shape[-1]), self._table, batch)
         return out
 
 

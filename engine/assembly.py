@@ -22,7 +22,6 @@ from loraplex.engine.block_key import BlockKeyScope
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.budgets import OPERATOR
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.cpu_tape import TapeCapture
 from loraplex.engine.cuda_graph import CudaCapture
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.fair_policy import FairPolicy
@@ -33,7 +32,7 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import group_layers
 from loraplex.engine.kv_memory import KVMemory, default_adapter_memory, free_memory
 from loraplex.engine.model_loader import LoadedModel, load_model
-from loraplex.engine.model_runner import ModelRunner
+from loraplex.engine.model_runner import ModelRunner, RecordedSteps
 from loraplex.engine.norms import swap_norms
 from loraplex.engine.packing import pack_linears
 from loraplex.engine.policy import FCFSPolicy
@@ -41,8 +40,9 @@ from loraplex.engine.protocol import StartProgress
 from loraplex.engine.rotary import swap_rotary
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
-from loraplex.engine.step_buffers import StepBuffers
+from loraplex.engine.step_buffers import StepBuffers, StepSize
 from loraplex.engine.step_graphs import StepGraphs
+from loraplex.engine.step_tapes import LARGEST_SAMPLE, StepTapes
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.token_text import TokenText
 from loraplex.kernels.dispatch import NAIVE, Kernels, choose_kernels
@@ -108,25 +108,26 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     )
     sampler = Sampler(stops, TokenText(tokenizer), kernels)
     forward = Forward(loaded, attention, context)
-    graphs = _graphs(config, forward, kv, kernels)
-    runner = ModelRunner(forward, cache, sampler, graphs)
+    recorded = _recorded_steps(config, forward, kv, kernels)
+    runner = ModelRunner(forward, cache, sampler, recorded)
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
 
 
 @torch.inference_mode()
-def _graphs(
+def _recorded_steps(
     config: EngineConfig, forward: Forward, kv: KVCacheManager, kernels: Kernels
-) -> StepGraphs | None:
+) -> RecordedSteps | None:
     """For kernels that can be recorded: on a CPU when they are first needed, on CUDA at once."""
-    if kernels is NAIVE:
-        return None
-    buffers = StepBuffers(kv, config.max_num_seqs, config.max_adapter_slots, forward.device)
-    if forward.device.type == "cuda":
-        capture = CudaCapture(config.max_num_seqs)
-        graphs = StepGraphs(buffers, capture, forward)
-        graphs.prepare(capture.sizes)
-        return graphs
-    return StepGraphs(buffers, TapeCapture(), forward) if kernels.name == "cpu" else None
+    num_slots, num_rows = config.max_adapter_slots, config.max_num_seqs
+    if kernels is not NAIVE and forward.device.type == "cuda":
+        size = StepSize(num_rows, num_rows, num_rows)
+        buffers = StepBuffers(kv, size, num_slots, forward.device)
+        return StepGraphs(buffers, CudaCapture(num_rows), forward, num_slots)
+    if kernels.name == "cpu":
+        size = StepSize(config.max_num_batched_tokens, num_rows, num_rows)
+        buffers = StepBuffers(kv, size.grown(LARGEST_SAMPLE), num_slots, forward.device)
+        return StepTapes(buffers, forward, num_slots)
+    return None
 
 
 @torch.inference_mode()

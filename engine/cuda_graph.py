@@ -1,7 +1,6 @@
 """CUDA graphs of forward passes, for a ladder of batch sizes."""
 
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,11 +38,6 @@ class CudaCapture:
         self.sizes = ladder(max_rows)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def padded(self, num_rows: int) -> int | None:
-        """The next size of the ladder; None beyond it."""
-        place = bisect_left(self.sizes, num_rows)
-        return self.sizes[place] if place < len(self.sizes) else None
 
     def capture(self, forward: Callable[[], Tensor]) -> CudaGraph:
         """As `GraphCapture.capture`."""

@@ -27,7 +27,7 @@ class Forward:
                 input_ids=batch.token_ids.unsqueeze(0),
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=0 if batch.logits_indices is None else batch.logits_indices,
+                logits_to_keep=batch.logits_indices,
             )
         finally:
             self._attention.batch = None

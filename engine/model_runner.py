@@ -1,26 +1,47 @@
 """ModelRunner: one step on the device, from what is scheduled to what is sampled."""
 
-import torch
+from typing import Protocol
 
+import torch
+from torch import Tensor
+
+from loraplex.engine.flat_step import FlatStep, flatten, logits_rows
 from loraplex.engine.forward import Forward
-from loraplex.engine.input_batch import build_input_batch, logits_rows
+from loraplex.engine.input_batch import InputBatch
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
-from loraplex.engine.step_graphs import StepGraphs
+
+
+class RecordedSteps(Protocol):
+    """Steps that can be replayed without the model's Python code."""
+
+    def run(self, step: FlatStep) -> Tensor | None:
+        """-> [R, V] logits, there until the next step; None where such a step is not recorded."""
+
+    def prepare(self) -> bool:
+        """Records something now that would else be recorded when it is needed.
+
+        Returns:
+            Whether there is more.
+        """
 
 
 class ModelRunner:
-    """Computes what the scheduler chose: decode steps from recorded graphs where there are some."""
+    """Computes what the scheduler chose, by replay where that can be."""
 
     def __init__(
-        self, forward: Forward, cache: KVCache, sampler: Sampler, graphs: StepGraphs | None
+        self, forward: Forward, cache: KVCache, sampler: Sampler, recorded: RecordedSteps | None
     ) -> None:
         self._forward = forward
         self._cache = cache
         self._sampler = sampler
-        self._graphs = graphs
+        self._recorded = recorded
+
+    def prepare(self) -> bool:
+        """As `RecordedSteps.prepare`."""
+        return self._recorded is not None and self._recorded.prepare()
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
@@ -28,8 +49,8 @@ class ModelRunner:
         self._cache.copy(output.copies)
         if not output.scheduled:
             return ModelRunnerOutput()
-        logits = self._graphs.run(output.scheduled) if self._graphs else None
+        step = flatten(output.scheduled, kv)
+        logits = self._recorded.run(step) if self._recorded else None
         if logits is None:
-            batch = build_input_batch(output.scheduled, kv, self._forward.device)
-            logits = self._forward(batch)
+            logits = self._forward(InputBatch.of(step, self._forward.device))
         return self._sampler.sample(logits, logits_rows(output.scheduled))

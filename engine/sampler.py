@@ -11,7 +11,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from loraplex.engine.input_batch import LogitsRow
+from loraplex.engine.flat_step import LogitsRow
 from loraplex.engine.protocol import PositionLogprobs, TokenLogprob
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduler import ModelRunnerOutput, SampledToken

@@ -1,117 +1,161 @@
-"""StepBuffers: the inputs of decode steps, at fixed addresses and refreshed in place."""
+"""StepBuffers: the inputs of steps, at fixed addresses and refreshed in place."""
 
-from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.attention import AttentionBatch
-from loraplex.engine.input_batch import InputBatch, adapter_slot_at
+from loraplex.engine.flat_step import NOWHERE, FlatStep
+from loraplex.engine.input_batch import InputBatch
 from loraplex.engine.kv_cache_manager import KVCacheManager
-from loraplex.engine.scheduler import ScheduledSequence
 from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.lora.batch import BASE_SLOT, LoRABatch
 
 
-class StepBuffers:
-    """Inputs of a step in which each of up to S sequences has one new token and wants its logits.
+class StepSize(NamedTuple):
+    num_tokens: int  # T
+    num_sequences: int  # S
+    num_rows: int  # R, of logits
 
-    The batch of so many rows is always on the same memory, so a forward pass over it can be
-    recorded once and replayed. Rows beyond the sequences are padding: they have no tokens, write
-    nowhere and belong to the base model.
+    def holds(self, other: "StepSize") -> bool:
+        return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
+
+    def grown(self, other: "StepSize") -> "StepSize":
+        """The smallest that holds both."""
+        return StepSize(*map(max, self, other))
+
+
+class StepBuffers:
+    """Inputs of one step after another, always on the same memory.
+
+    So a forward pass over them can be recorded once and replayed. Tokens, sequences and rows that
+    a step has less than its size are padding: they write nowhere and belong to the base model.
     """
 
     def __init__(
-        self, kv: KVCacheManager, max_rows: int, num_slots: int, device: torch.device
+        self, kv: KVCacheManager, limits: StepSize, num_slots: int, device: torch.device
     ) -> None:
         """`num_slots`: of adapters."""
-        self._kv = kv
-        self._num_slots = num_slots
+        self.limits = limits
+        num_groups, max_sequences = len(kv.groups), limits.num_sequences
+        wide = max(max_sequences, limits.num_rows) + 1
         self._max_seq_len = kv.max_blocks * kv.block_size
-        self._device = device
-        num_groups, lora = len(kv.groups), min(max_rows, num_slots)
-        self._numbers = _Mirror((4 + num_groups, max_rows), torch.int64, device)
-        self._tables = _Mirror((num_groups, max_rows, kv.max_blocks), torch.int64, device)
-        self._lora = _Mirror((2 * lora + 1,), torch.int64, device)
-        self._token_slots = _Mirror((max_rows,), torch.int32, device)
-        self._query_start = torch.arange(max_rows + 1, device=device)
-        self._numbers.host[4:] = -1  # until the first `fill` all rows are padding
-        self._lora.host[:lora] = -1
-        self._token_slots.host[:] = -1
-        for mirror in (self._numbers, self._lora, self._token_slots):
-            mirror.upload(np.s_[:])
-        self._adapters: list[int] = []  # the slots that the LoRA part is filled with, padding too
+        self._tokens = _Mirror((2 + num_groups, limits.num_tokens), torch.int64, device)
+        self._sequences = _Mirror((3, wide), torch.int64, device)
+        self._tables = _Mirror((num_groups, max_sequences, kv.max_blocks), torch.int64, device)
+        self._hidden_lora = _LoRABuffers(limits.num_tokens, num_slots, device)
+        self._logits_lora = _LoRABuffers(limits.num_rows, num_slots, device)
+        self._nothing = FlatStep.empty(num_groups)
 
-    def batch(self, num_rows: int, *, with_lora: bool) -> InputBatch:
-        """The input of so many rows; what it reads is what `fill` wrote last."""
-        token_ids, positions, seq_lens, lora_rows, *slot_mapping = self._numbers.device
-        lora = None
-        if with_lora:
-            capacity, most = min(num_rows, self._num_slots), len(self._lora.host) // 2
-            lora = LoRABatch(
-                self._token_slots.device[:num_rows],
-                lora_rows[:num_rows],
-                self._lora.device[:capacity],
-                self._lora.device[most : most + capacity + 1],
-            )
-        spans = QuerySpans(
-            self._query_start[: num_rows + 1], seq_lens[:num_rows], 1, self._max_seq_len
-        )
-        return InputBatch(
-            token_ids=token_ids[:num_rows],
-            positions=positions[:num_rows],
-            attention=AttentionBatch(
-                spans,
-                [slots[:num_rows] for slots in slot_mapping],
-                self._tables.device[:, :num_rows],
-            ),
-            logits_indices=None,
-            hidden_lora=lora,
-            logits_lora=lora,
-        )
+    def batch(self, size: StepSize, lora_capacity: int | None) -> InputBatch:
+        """The input of such a size; what it reads is what `fill` wrote last.
 
-    def fill(self, scheduled: Rows[ScheduledSequence], num_rows: int) -> bool:
-        """Writes the sequences' inputs, and padding up to `num_rows`.
-
-        Returns:
-            Whether any row has an adapter.
+        Args:
+            size: within the limits.
+            lora_capacity: how many adapters a step may use, at most `num_slots`; None: none, so
+                that nothing is done for LoRA.
         """
-        sequences = [item.sequence for item in scheduled]
-        count, size = len(sequences), self._kv.block_size
-        numbers, tables = self._numbers.host, self._tables.host
-        positions = np.array([sequence.num_computed_tokens for sequence in sequences])
-        blocks = positions // size
-        for row, sequence in enumerate(sequences):
-            used = blocks[row] + 1
-            tables[:, row, :used] = self._kv.block_ids(sequence)[:, :used]
-        numbers[0, :count] = [sequence.token_ids[-1] for sequence in sequences]
-        numbers[1, :count] = positions
-        numbers[2, :count] = positions + 1
-        numbers[4:, :count] = tables[:, np.arange(count), blocks] * size + positions % size
-        numbers[:3, count:num_rows] = 0
-        numbers[4:, count:num_rows] = -1
-        self._tables.upload(np.s_[:, :count, : int(blocks.max()) + 1])
-        adapters = [adapter_slot_at(s, s.num_computed_tokens) for s in sequences]
-        with_lora = any(slot != BASE_SLOT for slot in adapters)
-        if with_lora:
-            self._fill_lora([*adapters, *[BASE_SLOT] * (num_rows - count)])
-        self._numbers.upload(np.s_[:, :num_rows])
-        return with_lora
+        num_tokens, num_sequences, num_rows = size
+        token_ids, positions, *slot_mapping = self._tokens.device[:, :num_tokens]
+        query_start, seq_lens, logits_indices = self._sequences.device
+        hidden = logits = None
+        if lora_capacity is not None:
+            hidden = self._hidden_lora.batch(num_tokens, lora_capacity)
+            logits = self._logits_lora.batch(num_rows, lora_capacity)
+        spans = QuerySpans(
+            query_start[: num_sequences + 1],
+            seq_lens[:num_sequences],
+            num_tokens - num_sequences + 1,
+            self._max_seq_len,
+        )
+        tables = self._tables.device[:, :num_sequences]
+        return InputBatch(
+            token_ids=token_ids,
+            positions=positions,
+            attention=AttentionBatch(spans, slot_mapping, tables),
+            logits_indices=logits_indices[:num_rows],
+            hidden_lora=hidden,
+            logits_lora=logits,
+        )
 
-    def _fill_lora(self, adapters: list[int]) -> None:
-        if adapters == self._adapters:
+    def fill(self, step: FlatStep, size: StepSize) -> None:
+        """Writes a step's inputs, and padding up to the size."""
+        self._fill_tokens(step, size.num_tokens)
+        self._fill_sequences(step, size)
+        _, count, num_blocks = step.block_tables.shape
+        self._tables.host[:, :count, :num_blocks] = step.block_tables
+        self._tables.upload(np.s_[:, :count, :num_blocks])
+        if step.has_adapter:
+            self._hidden_lora.fill(step.adapter_slots, size.num_tokens)
+            self._logits_lora.fill(step.adapter_slots[step.logits_indices], size.num_rows)
+
+    def clear(self, size: StepSize) -> None:
+        """Fills all of the size with padding."""
+        self.fill(self._nothing, size)
+        self._hidden_lora.fill(self._nothing.adapter_slots, size.num_tokens)
+        self._logits_lora.fill(self._nothing.adapter_slots, size.num_rows)
+
+    def _fill_tokens(self, step: FlatStep, num_tokens: int) -> None:
+        host, used = self._tokens.host, len(step.token_ids)
+        host[0, :used], host[1, :used] = step.token_ids, step.positions
+        host[2:, :used] = step.slot_mapping
+        host[:2, used:num_tokens], host[2:, used:num_tokens] = 0, NOWHERE
+        self._tokens.upload(np.s_[:, :num_tokens])
+
+    def _fill_sequences(self, step: FlatStep, size: StepSize) -> None:
+        """A sequence of padding has one token, and the last one all that are left."""
+        query_start, seq_lens, logits_indices = self._sequences.host
+        num_tokens, num_sequences, num_rows = size
+        last = num_tokens - 1
+        used = len(step.seq_lens)
+        query_start[: used + 1], seq_lens[:used] = step.query_start, step.seq_lens
+        padding = np.arange(1, num_sequences - used + 1) + query_start[used]
+        query_start[used + 1 : num_sequences + 1] = padding.clip(max=num_tokens)
+        query_start[num_sequences] = num_tokens
+        seq_lens[used:num_sequences] = 0
+        used = len(step.logits_indices)
+        logits_indices[:used] = step.logits_indices
+        logits_indices[used:num_rows] = np.arange(used, num_rows).clip(max=last)
+        self._sequences.upload(np.s_[:, : max(num_sequences + 1, num_rows)])
+
+
+class _LoRABuffers:
+    """A `LoRABatch` of up to so many rows and slots at fixed addresses."""
+
+    def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
+        self._num_slots = num_slots
+        self._token_slots = _Mirror((max_rows,), torch.int32, device)
+        self._rows = _Mirror((max_rows,), torch.int64, device)
+        self._segments = _Mirror((2 * num_slots + 1,), torch.int64, device)
+        self._filled: NDArray[np.int32] = np.empty(0, np.int32)  # with these slots, padding too
+
+    def batch(self, num_rows: int, capacity: int) -> LoRABatch:
+        segments, most = self._segments.device, self._num_slots
+        return LoRABatch(
+            self._token_slots.device[:num_rows],
+            self._rows.device[:num_rows],
+            segments[:capacity],
+            segments[most : most + capacity + 1],
+        )
+
+    def fill(self, slots: NDArray[np.int32], num_rows: int) -> None:
+        """Writes the rows' slots, and base rows up to so many."""
+        padded = np.full(num_rows, BASE_SLOT, np.int32)
+        padded[: len(slots)] = slots
+        if np.array_equal(padded, self._filled):
             return
-        capacity, most = min(len(adapters), self._num_slots), len(self._lora.host) // 2
-        batch = LoRABatch.build(adapters, capacity=capacity)
-        assert batch is not None  # some row has an adapter
-        self._numbers.host[3, : len(adapters)] = batch.rows
-        self._token_slots.host[: len(adapters)] = batch.token_slots
-        self._lora.host[:capacity] = batch.slots
-        self._lora.host[most : most + capacity + 1] = batch.starts
-        self._lora.upload(np.s_[:])
-        self._token_slots.upload(np.s_[: len(adapters)])
-        self._adapters = adapters
+        batch = LoRABatch.grouped(padded, capacity=self._num_slots)
+        self._token_slots.host[:num_rows] = padded
+        self._rows.host[:num_rows] = batch.rows
+        self._segments.host[: self._num_slots] = batch.slots
+        self._segments.host[self._num_slots :] = batch.starts
+        self._token_slots.upload(np.s_[:num_rows])
+        self._rows.upload(np.s_[:num_rows])
+        self._segments.upload(np.s_[:])
+        self._filled = padded
 
 
 class _Mirror:

@@ -1,14 +1,14 @@
-"""StepGraphs: decode steps recorded once per number of rows, and replayed."""
+"""StepGraphs: decode steps recorded for a ladder of sizes, and replayed."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from loraplex.engine.flat_step import FlatStep
 from loraplex.engine.input_batch import InputBatch
-from loraplex.engine.scheduler import ScheduledSequence
-from loraplex.engine.step_buffers import StepBuffers
+from loraplex.engine.step_buffers import StepBuffers, StepSize
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,9 @@ class StepGraph(Protocol):
 class GraphCapture(Protocol):
     """How a kind of device records a forward pass."""
 
-    def padded(self, num_rows: int) -> int | None:
-        """With how many rows a step of so many is recorded; None: it is not."""
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Numbers of rows that steps are padded to, ascending."""
 
     def capture(self, forward: Callable[[], Tensor]) -> StepGraph:
         """Records what `forward` does; it may be called more than once.
@@ -39,8 +40,8 @@ class GraphCapture(Protocol):
 
 
 class StepGraphs:
-    """The graphs of one model, recorded at once or else when a size comes for the second time: many
-    a size is only passed on the way to another.
+    """The graphs of one model: steps in which every sequence has one new token and wants its
+    logits.
 
     Steps with adapters are recorded apart, so that a batch of base rows does nothing for LoRA.
     """
@@ -50,53 +51,49 @@ class StepGraphs:
         buffers: StepBuffers,
         capture: GraphCapture,
         forward: Callable[[InputBatch], Tensor],
+        num_slots: int,
     ) -> None:
+        """Records all sizes at once, so that no request waits for it. `num_slots`: of adapters."""
         self._buffers = buffers
-        self._capture = capture
-        self._forward = forward
+        self._sizes = capture.sizes
         self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
-        self._seen: set[tuple[int, bool]] = set()  # the same, of steps that were not replayed
-        self._refused: set[bool] = set()  # with LoRA or not
+        for with_lora in (False, True):
+            try:
+                self._record(capture, forward, num_slots if with_lora else None)
+            except CaptureRefused as reason:
+                kind = "with adapters " if with_lora else ""
+                logger.warning("decode steps %sare not recorded: %s", kind, reason)
 
-    def prepare(self, sizes: Iterable[int]) -> None:
-        """Records steps of so many rows now, the largest first, so that no request waits for it."""
-        for num_rows in sorted(sizes, reverse=True):
-            for with_lora in (False, True):
-                self._record((num_rows, with_lora))
-
-    def run(self, scheduled: Sequence[ScheduledSequence]) -> Tensor | None:
+    def run(self, step: FlatStep) -> Tensor | None:
         """-> [S, V] logits of a decode step of S sequences, or None where the step is another one
         or is not recorded."""
-        if not all(map(_is_decode, scheduled)) or False in self._refused:
+        count = len(step.seq_lens)
+        num_rows = next((size for size in self._sizes if size >= count), None)
+        if num_rows is None or not len(step.token_ids) == len(step.logits_indices) == count:
             return None
-        num_rows = self._capture.padded(len(scheduled))
-        if num_rows is None:
+        graph = self._graphs.get((num_rows, step.has_adapter))
+        if graph is None:
             return None
-        with_lora = self._buffers.fill(scheduled, num_rows)
-        graph = self._graph(num_rows, with_lora)
-        return None if graph is None else graph.play()[: len(scheduled)]
+        self._buffers.fill(step, _decode(num_rows))
+        return graph.play()[:count]
 
-    def _graph(self, num_rows: int, with_lora: bool) -> StepGraph | None:
-        key = num_rows, with_lora
-        if key in self._seen and key not in self._graphs:
-            self._record(key)
-        self._seen.add(key)
-        return self._graphs.get(key)
+    def prepare(self) -> bool:
+        """As `RecordedSteps.prepare`."""
+        return False
 
-    def _record(self, key: tuple[int, bool]) -> None:
-        num_rows, with_lora = key
-        if with_lora in self._refused:
-            return
-        batch = self._buffers.batch(num_rows, with_lora=with_lora)
-        try:
-            self._graphs[key] = self._capture.capture(lambda: self._forward(batch))
-        except CaptureRefused as reason:
-            self._refused.add(with_lora)
-            kind = "with adapters " if with_lora else ""
-            logger.warning("decode steps %sare not recorded: %s", kind, reason)
+    def _record(
+        self,
+        capture: GraphCapture,
+        forward: Callable[[InputBatch], Tensor],
+        num_slots: int | None,
+    ) -> None:
+        for num_rows in reversed(self._sizes):  # the largest first: the others fit in its memory
+            self._buffers.clear(_decode(num_rows))
+            capacity = None if num_slots is None else min(num_slots, num_rows)
+            batch = self._buffers.batch(_decode(num_rows), capacity)
+            graph = capture.capture(lambda batch=batch: forward(batch))  # type: ignore[misc]
+            self._graphs[num_rows, num_slots is not None] = graph
 
 
-def _is_decode(item: ScheduledSequence) -> bool:
-    """Whether the step computes a sequence's last token alone, for its logits."""
-    last = item.num_tokens == 1 and item.num_samples > 0
-    return last and not item.sequence.owes_prompt_logprobs
+def _decode(num_rows: int) -> StepSize:
+    return StepSize(num_rows, num_rows, num_rows)

@@ -42,19 +42,27 @@ class LoRABatch:
             The batch, or None where every row is the base model's, so that nothing of LoRA runs.
         """
         host = torch.as_tensor(slots, dtype=torch.int32)
+        num_used = len(torch.unique(host[host != BASE_SLOT]))
+        if num_used == 0:
+            return None
+        batch = cls.grouped(host, num_used if capacity is None else capacity)
+        parts = (batch.token_slots, batch.rows, batch.slots, batch.starts)
+        return cls(*(part.to(device) for part in parts))
+
+    @classmethod
+    def grouped(cls, slots: Any, capacity: int) -> Self:
+        """As `build`, on the host, and also where every row is the base model's."""
+        host = torch.as_tensor(slots, dtype=torch.int32)
         order = torch.argsort(host, stable=True)[int((host == BASE_SLOT).sum()) :]
         active, counts = torch.unique_consecutive(host[order], return_counts=True)
         used, num_rows = len(active), len(order)
-        if used == 0:
-            return None
-        capacity = used if capacity is None else capacity
         rows = torch.full((len(host),), -1)
         rows[:num_rows] = order
         padded = torch.full((capacity,), -1)
         padded[:used] = active
         starts = torch.full((capacity + 1,), num_rows)
         starts[0], starts[1 : used + 1] = 0, counts.cumsum(0)
-        return cls(host.to(device), rows.to(device), padded.to(device), starts.to(device))
+        return cls(host, rows, padded, starts)
 
     @property
     def num_rows(self) -> int:

@@ -128,14 +128,23 @@ def listening(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def num_threads(work: int, grain: int) -> int:
+class Threads(int):
+    """How many threads a call should use, and why, so that it can be told for other work."""
+
+    work: int
+    grain: int
+
+
+def num_threads(work: int, grain: int) -> Threads:
     """How many threads a call should use: torch's number, less where each would get little.
 
     Args:
         work: in any unit, such as bytes read.
         grain: what is worth waking a thread for, in the same unit.
     """
-    return max(1, min(torch.get_num_threads(), work // grain))
+    threads = Threads(max(1, min(torch.get_num_threads(), work // grain)))
+    threads.work, threads.grain = work, grain
+    return threads
 
 
 @functools.cache

@@ -1,10 +1,8 @@
 """record: a computation of torch and native operations onto a tape."""
 
 import gc
-from array import array
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,11 +10,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from loraplex.kernels.native import elementwise
-from loraplex.kernels.native.arena import Arena
+from loraplex.kernels.native.affine import Affine, Sizes, with_steps
 from loraplex.kernels.native.elementwise import NoNativeForm
-from loraplex.kernels.native.library import Argument, listening
-from loraplex.kernels.native.tape import Call, NativeSegment, Tape, TorchCall
+from loraplex.kernels.native.library import listening
+from loraplex.kernels.native.loans import Loans
+from loraplex.kernels.native.native_forms import NATIVE_FORMS
+from loraplex.kernels.native.recording import Notebook, Recording
+from loraplex.kernels.native.tape import Tape
 
 aten = torch.ops.aten
 
@@ -37,57 +37,71 @@ _STEERING = {
 }
 
 
+Arrange: TypeAlias = Callable[[Sizes], Callable[[], Tensor]]
+
+
 class RecordingRefused(Exception):
     """The computation cannot be played again from a tape; the message says why."""
 
 
-def record(compute: Callable[[], Tensor], arena: Arena) -> Tape:
-    """Runs a computation once and notes down what it does.
+def record(arrange: Arrange, base: Sizes, others: Sequence[Sizes], limits: Sizes) -> Tape:
+    """Notes down what a computation does, from a few runs, so that it can be played at any sizes.
 
-    It must do the same, on the same memory, whatever is in its inputs. What it allocates comes from
-    `arena`. The tape has been played once and gave the same output.
+    It must do the same, on the same memory, whatever is in its inputs; sizes may only change the
+    shapes of tensors, and these by sums of multiples of the sizes.
+
+    Args:
+        arrange: sets inputs of the sizes that it is given, and returns what computes on them.
+        base: sizes from which the others are told; each at least 2, so that it is seen where it
+            matters, and best such that they stand out among the computation's own.
+        others: sizes at which a tape has been played, besides `base`, and has given the bits that
+            the computation gives. At the first of them it is recorded once more, to see that all
+            numbers are as they follow from the rest.
+        limits: the largest sizes that the tape will be played at.
 
     Raises:
         RecordingRefused: the host reads values on the way, or something else is not the same again.
     """
-    recorder = _Recorder(arena)
-    lent = arena.num_lent
-    with listening(recorder.note_launch), recorder:
-        output = compute()
-    if not arena.owns(output):
-        raise RecordingRefused("the output does not come from a recorded operation")
-    tape = recorder.tape(arena.alias(output))
-    expected = output.clone()
-    del output, recorder
-    if arena.num_lent > lent:
-        gc.collect()
-    if arena.num_lent > lent:
-        raise RecordingRefused("the model keeps a result for later")
-    if not _same(tape.play(), expected):
-        raise RecordingRefused("played again, it gives another result")
+    loans = Loans()
+    samples = [*with_steps(base), *others[:1]]
+    first, *more = (_record_once(arrange(sizes), loans) for sizes in samples)
+    if any(recording != first for recording in more):
+        raise RecordingRefused("it takes other steps at other sizes")
+    recordings = [first, *more][: len(base) + 1]
+    numbers = Affine.through(base, [recording.numbers for recording in recordings])
+    if others and numbers.at(others[0]).tolist() != more[-1].numbers:
+        raise RecordingRefused("its shapes do not follow from its sizes by sums")
+    tape = Tape(first, numbers, limits)
+    for sizes in (base, *others):
+        expected = arrange(sizes)()
+        if not _same(tape.play(sizes), expected):
+            raise RecordingRefused("played again, it gives another result")
     return tape
 
 
+def _record_once(compute: Callable[[], Tensor], loans: Loans) -> Recording:
+    loans.restart()
+    notebook = Notebook(loans)
+    with listening(notebook.launch), _Recorder(loans, notebook):
+        output = compute()
+    if loans.number_of(output) is None:
+        raise RecordingRefused("the output does not come from a recorded operation")
+    recording = notebook.finish(output)
+    del output
+    if loans.num_open:
+        gc.collect()
+    if loans.num_open:
+        raise RecordingRefused("the model keeps a result for later")
+    return recording
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of torch and every launch of ours, between entering and leaving."""
+    """Sees every operation of torch between entering and leaving."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, loans: Loans, notebook: Notebook) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._arena = arena
-        self._steps: list[NativeSegment | TorchCall] = []
-        self._calls: list[Call] = []  # since the last operation that is left to torch
-        self._keeps: list[object] = [arena]
-
-    def tape(self, output: Tensor) -> Tape:
-        self._end_segment()
-        return Tape(self._steps, output, self._keeps)
-
-    def note_launch(self, name: str, arguments: tuple[Argument, ...]) -> None:
-        self._calls.append(Call.of(name, arguments))
-        for argument in arguments:
-            outside = isinstance(argument, Tensor) and not self._arena.owns(argument)
-            if outside or isinstance(argument, array):
-                self._keeps.append(argument)
+        self._loans = loans
+        self._notebook = notebook
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
@@ -103,18 +117,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _VIEWS or (_returns_alias(func) and not func._schema.is_mutable):
             return func(*args, **kwargs)
         if func in _ALLOCATIONS:
-            return self._arena.empty_like(func(*args, **kwargs))
+            return self._loans.lend(func(*args, **kwargs))
         return self._compute(func, args, kwargs)
 
     def _compute(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """In native code where that gives torch's own result to the bit, else by torch."""
-        form = _NATIVE_FORMS.get(func)
+        form = NATIVE_FORMS.get(func)
         if form is None:
             return self._leave_to_torch(func, args, kwargs)
-        num_calls = len(self._calls)
+        mark = self._notebook.mark()
         before = args[0].clone() if func._schema.is_mutable else None
         expected = func(*(args if before is None else (before.clone(), *args[1:])), **kwargs)
-        out = self._arena.empty_like(expected) if before is None else args[0]
+        out = self._loans.lend(expected) if before is None else args[0]
         try:
             form(out, *args, **kwargs)
         except NoNativeForm:
@@ -122,7 +136,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             if _same(out, expected):
                 return out
-        del self._calls[num_calls:]
+        self._notebook.forget(mark)
         if before is not None:
             out.copy_(before)
         return self._leave_to_torch(func, args, kwargs)
@@ -130,22 +144,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave_to_torch(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         fresh = func(*args, **kwargs)
         results = None if func._schema.is_mutable else tree_map(self._lend, fresh)
-        self._end_segment()
-        aliases = tree_map(self._alias, (args, kwargs, results))
-        self._steps.append(TorchCall(func, *aliases))
+        self._notebook.torch_operation(func, args, kwargs, results)
         return fresh if results is None else results
 
     def _lend(self, fresh: Any) -> Any:
-        return self._arena.empty_like(fresh).copy_(fresh) if isinstance(fresh, Tensor) else fresh
-
-    def _alias(self, value: Any) -> Any:
-        inside = isinstance(value, Tensor) and self._arena.owns(value)
-        return self._arena.alias(value) if inside else value
-
-    def _end_segment(self) -> None:
-        if self._calls:
-            self._steps.append(NativeSegment((Call * len(self._calls))(*self._calls)))
-            self._calls = []
+        return self._loans.lend(fresh).copy_(fresh) if isinstance(fresh, Tensor) else fresh
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -162,81 +165,3 @@ def _steers_the_host(func: OpOverload, args: Any) -> bool:
 
 def _returns_alias(func: OpOverload) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns)
-
-
-def _arithmetic(operation: str, out: Tensor, a: Any, b: Any, alpha: float = 1, **mode: Any) -> None:
-    if alpha != 1 or mode:
-        raise NoNativeForm
-    a = _operand(a, out.dtype)
-    # Torch rounds a lone number to the result's dtype, except one that it multiplies or divides by.
-    b = _operand(b, torch.float32 if operation in "*/" else out.dtype)
-    elementwise.arithmetic(operation, a, b, out)
-
-
-def _operand(value: Any, dtype: torch.dtype) -> Tensor:
-    """The operand as the kernel takes it; a lone number in that dtype, or a narrower one."""
-    if not isinstance(value, Tensor):
-        return torch.tensor(value, dtype=dtype)
-    if value.dim() > 0 or value.dtype.itemsize <= dtype.itemsize:
-        return value
-    rounded = torch.empty((), dtype=dtype)
-    elementwise.convert(value, rounded)
-    return rounded
-
-
-def _negate(out: Tensor, a: Tensor) -> None:
-    elementwise.arithmetic("*", a, torch.tensor(-1.0), out)
-
-
-def _convert(out: Tensor, source: Tensor, **_: Any) -> None:
-    elementwise.convert(source, out)
-
-
-def _overwrite(out: Tensor, _: Tensor, source: Tensor, *__: Any) -> None:
-    elementwise.convert(source, out)
-
-
-def _concatenate(out: Tensor, parts: list[Tensor], dim: int = 0) -> None:
-    start = 0
-    for part in parts:
-        size = part.shape[dim]
-        elementwise.convert(part, out.narrow(dim, start, size))
-        start += size
-
-
-def _embed(out: Tensor, table: Tensor, ids: Tensor, *_: Any) -> None:
-    elementwise.gather_rows(table, ids, out)
-
-
-def _fill(value: float, out: Tensor, *_: Any, **__: Any) -> None:
-    elementwise.convert(torch.tensor(value, dtype=out.dtype), out)
-
-
-def _fill_with(out: Tensor, _: Any, value: float, **__: Any) -> None:
-    elementwise.convert(torch.tensor(value, dtype=out.dtype), out)
-
-
-# By operation: what writes its result into a tensor, given its own arguments.
-_NATIVE_FORMS: dict[OpOverload, Callable[..., None]] = {
-    aten.add.Tensor: partial(_arithmetic, "+"),
-    aten.add_.Tensor: partial(_arithmetic, "+"),
-    aten.sub.Tensor: partial(_arithmetic, "-"),
-    aten.sub_.Tensor: partial(_arithmetic, "-"),
-    aten.mul.Tensor: partial(_arithmetic, "*"),
-    aten.mul_.Tensor: partial(_arithmetic, "*"),
-    aten.div.Tensor: partial(_arithmetic, "/"),
-    aten.div_.Tensor: partial(_arithmetic, "/"),
-    aten.neg.default: _negate,
-    aten._to_copy.default: _convert,
-    aten.clone.default: _convert,
-    aten.copy_.default: _overwrite,
-    aten.cat.default: _concatenate,
-    aten.embedding.default: _embed,
-    aten.zeros.default: partial(_fill, 0),
-    aten.zeros_like.default: partial(_fill, 0),
-    aten.new_zeros.default: partial(_fill, 0),
-    aten.ones.default: partial(_fill, 1),
-    aten.ones_like.default: partial(_fill, 1),
-    aten.full.default: _fill_with,
-    aten.fill_.Scalar: _fill_with,
-}

@@ -16,7 +16,7 @@ from support.architectures import write_checkpoint
 from support.engines import make_engine, register, request, run
 
 from loraplex.engine.llm_engine import LLMEngine
-from loraplex.engine.step_buffers import StepBuffers
+from loraplex.engine.step_buffers import StepBuffers, StepSize
 from loraplex.engine.step_graphs import StepGraphs
 
 pytestmark = PEFT_NOISE
@@ -36,11 +36,10 @@ class Computed:
 
 
 class PaddedCapture:
+    sizes = (SIZE,)
+
     def __init__(self) -> None:
         self.num_captures = 0
-
-    def padded(self, num_rows: int) -> int | None:
-        return SIZE if num_rows <= SIZE else None
 
     def capture(self, forward: Callable[[], torch.Tensor]) -> Computed:
         self.num_captures += 1
@@ -51,11 +50,10 @@ def pad_steps(engine: LLMEngine, num_slots: int) -> PaddedCapture:
     """Makes an engine run its decode steps padded to `SIZE` rows."""
     parts, capture = engine._parts, PaddedCapture()
     forward = parts.runner._forward
-    buffers = StepBuffers(parts.scheduler.kv, SIZE, num_slots, forward.device)
-    graphs = StepGraphs(buffers, capture, forward)
+    size = StepSize(SIZE, SIZE, SIZE)
+    buffers = StepBuffers(parts.scheduler.kv, size, num_slots, forward.device)
     with torch.inference_mode():
-        graphs.prepare([SIZE])
-    parts.runner._graphs = graphs
+        parts.runner._recorded = StepGraphs(buffers, capture, forward, num_slots)
     return capture
 
 
@@ -83,7 +81,7 @@ def test_padding_changes_no_token(architecture: str, kernels: str, tmp_path: Pat
         if padded:
             pad_steps(engine, num_slots=3)
         elif kernels == "naive":
-            assert engine._parts.runner._graphs is None
+            assert engine._parts.runner._recorded is None
         refs = [register(engine, folder) for folder in folders]
         mixes = [[None] * 4, [refs[0].ref, None, refs[1].ref, None], [refs[1].ref] * 4]
         results.append([answers(engine, mix) for mix in mixes])
@@ -100,7 +98,9 @@ def test_padding_belongs_to_no_adapter_and_no_sequence(tmp_path: Path) -> None:
     ref = register(engine, folder).ref
     answers(engine, [ref, None, ref, None])
 
-    batch = engine._parts.runner._graphs._buffers.batch(SIZE, with_lora=True)
+    batch = engine._parts.runner._recorded._buffers.batch(
+        StepSize(SIZE, SIZE, SIZE), lora_capacity=2
+    )
 
     engine.close()
     last = 1  # row: the longest answer ran alone

@@ -1,47 +1,53 @@
-"""Captures that tell what became of them, to put in the place of the engine's own."""
+"""Steps from tapes that are compared with the same steps computed as they come."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from loraplex.engine import assembly
-from loraplex.engine.cpu_tape import TapeCapture
-from loraplex.engine.step_graphs import CaptureRefused
-from loraplex.kernels.native.tape import Tape
+from loraplex.engine.flat_step import FlatStep
+from loraplex.engine.input_batch import InputBatch
+from loraplex.engine.step_tapes import StepTapes
 
 
-class CheckedCapture(TapeCapture):
-    """Compares every step from a tape with the same step computed as it comes."""
+@dataclass
+class StepLog:
+    are_equal: list[bool] = field(default_factory=list)  # of each step that was played
+    num_unrecorded: int = 0  # steps that were not
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusals: list[str] = []
-        self.are_equal: list[bool] = []  # of each step that was played
-
-    def capture(self, forward: Callable[[], Tensor]) -> "CheckedTape":  # type: ignore[override]
-        try:
-            return CheckedTape(super().capture(forward), forward, self.are_equal)
-        except CaptureRefused as reason:
-            self.refusals.append(str(reason))
-            raise
+    @property
+    def is_clean(self) -> bool:
+        """Whether every step was played, and gave the same logits to the bit."""
+        return bool(self.are_equal) and all(self.are_equal) and self.num_unrecorded == 0
 
 
-@dataclass(frozen=True)
-class CheckedTape:
-    tape: Tape
-    forward: Callable[[], Tensor]
-    are_equal: list[bool]
+class CheckedTapes(StepTapes):
+    """Compares what tapes give; before one is played, its memory is filled with NaN."""
 
-    def play(self) -> Tensor:
+    def __init__(self, log: StepLog, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._log = log
+
+    def run(self, step: FlatStep) -> Tensor | None:
         """What the tape gives; what it wrote into the cache is written again, as it comes."""
-        logits = self.tape.play()
-        self.are_equal.append(torch.equal(logits, self.forward()))
+        for tape in self._tapes.values():
+            if tape is not None:
+                tape.arena.fill_(0xFF)
+        logits = super().run(step)
+        if logits is None:
+            self._log.num_unrecorded += 1
+        else:
+            as_it_comes = self._forward(InputBatch.of(step, torch.device("cpu")))
+            self._log.are_equal.append(torch.equal(logits, as_it_comes))
         return logits
 
 
-def use_capture(monkeypatch: pytest.MonkeyPatch, capture: TapeCapture) -> None:
-    """Makes the engines that are assembled from now on record with this."""
-    monkeypatch.setattr(assembly, "TapeCapture", lambda: capture)
+def check_steps(monkeypatch: pytest.MonkeyPatch) -> StepLog:
+    """Makes the engines that are assembled from now on check their steps."""
+    log = StepLog()
+    monkeypatch.setattr(assembly, "StepTapes", partial(CheckedTapes, log))
+    return log

@@ -7,7 +7,8 @@ import torch
 from support.adapter_slots import NamedSlots
 from support.word_tokenizer import VOCAB_SIZE
 
-from loraplex.engine.input_batch import InputBatch, build_input_batch, logits_rows
+from loraplex.engine.flat_step import flatten, logits_rows
+from loraplex.engine.input_batch import InputBatch
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -36,9 +37,8 @@ class ToyModel:
             self._cells[copy.target] = self._cells[copy.source]
         if not output.scheduled:
             return ModelRunnerOutput()
-        batch = build_input_batch(output.scheduled, kv, CPU)
+        batch = InputBatch.of(flatten(output.scheduled, kv), CPU)
         numbers = self._forward(batch)
-        assert batch.logits_indices is not None
         rows = [_logits(numbers[index]) for index in batch.logits_indices.tolist()]
         logits = torch.stack(rows) if rows else torch.empty(0, VOCAB_SIZE)
         return self._sampler.sample(logits, logits_rows(output.scheduled))
@@ -57,7 +57,8 @@ class ToyModel:
                 adapter = self._adapter(slots_of_adapters[row])
                 number = hash((tokens[row], positions[row], adapter, seen)) >> 4
                 for slots in batch.attention.slot_mapping:
-                    self._cells.flat[int(slots[row])] = number
+                    if slots[row] >= 0:
+                        self._cells.flat[int(slots[row])] = number
                 numbers.append(number)
         return numbers
 

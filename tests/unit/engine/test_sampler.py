@@ -13,7 +13,7 @@ from support.kv import TOKENIZER, sequence_of
 from support.word_tokenizer import EOS, VOCAB_SIZE, WORDS
 from torch import Tensor
 
-from loraplex.engine.input_batch import LogitsRow
+from loraplex.engine.flat_step import LogitsRow
 from loraplex.engine.protocol import PositionLogprobs
 from loraplex.engine.sampler import Sampler, apply_penalties, draw_settings, uniform
 from loraplex.engine.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""Decode steps from tapes against the same steps computed as they come, to the bit."""
+"""Steps from tapes against the same steps computed as they come, to the bit."""
 
 import random
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.adapters import PEFT_NOISE, write_adapter
 from support.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
-from support.captures import CheckedCapture, use_capture
+from support.captures import check_steps
 from support.engines import Choice, drain, make_engine, register, request, run
 
 from loraplex.adapters.manifest import AdapterRef
@@ -68,17 +68,14 @@ def ask(engine: LLMEngine, refs: dict[str, AdapterRef] | None = None) -> list[Ch
 def test_every_architecture_is_recorded_and_its_tapes_give_the_same_logits(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture = CheckedCapture()
-    use_capture(monkeypatch, capture)
+    log = check_steps(monkeypatch)
     engine = make_engine(
         write_checkpoint(tmp_path / "model", architecture), tmp_path, dtype="bfloat16"
     )
     ask(engine)
     engine.close()
 
-    assert not capture.refusals
-    assert capture.are_equal
-    assert all(capture.are_equal)
+    assert log.is_clean
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -89,16 +86,13 @@ def test_a_tape_follows_adapters_that_come_and_go(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    capture = CheckedCapture()
-    use_capture(monkeypatch, capture)
+    log = check_steps(monkeypatch)
     engine = make_engine(gemma, tmp_path, dtype=dtype, max_adapter_slots=2)
     stories = _stories(engine, adapters)
     engine.close()
 
     assert len({str(story) for story in stories}) == len(stories)  # adapters changed something
-    assert not capture.refusals
-    assert capture.are_equal
-    assert all(capture.are_equal)
+    assert log.is_clean
 
 
 def _stories(engine: LLMEngine, folders: list[Path]) -> list[list[list[int]]]:

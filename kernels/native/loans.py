@@ -1,0 +1,65 @@
+"""Loans: memory for the tensors of a computation that is being recorded."""
+
+import weakref
+from collections import defaultdict
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+_SMALLEST = 4096  # bytes of a piece
+
+
+class Loans:
+    """Lends pieces of memory, numbered in order, and takes each back when its last tensor is gone.
+
+    What was given back is lent again, but never returned to the system: an address belongs to one
+    loan, or to none, as long as this object lives.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Tensor]] = defaultdict(list)  # by size in bytes
+        self._numbers: dict[int, int] = {}  # of the loans that are open, by address
+        self.sizes: list[int] = []  # bytes of each loan since the last `restart`
+
+    @property
+    def num_open(self) -> int:
+        return len(self._numbers)
+
+    def restart(self) -> None:
+        """Counts from 0 again; open loans are no longer known."""
+        self._numbers, self.sizes = {}, []
+
+    def lend(self, like: Tensor) -> Tensor:
+        """A tensor of the same shape, strides and dtype, of numbers nobody has set."""
+        extent = _extent(like)
+        size = extent * like.element_size()
+        if size == 0:
+            return torch.empty_like(like)
+        memory = self._take(max(_SMALLEST, 1 << (size - 1).bit_length()))
+        lease = memoryview(cast(Any, memory.numpy()))  # lives as long as any tensor on this memory
+        number = self._numbers[memory.data_ptr()] = len(self.sizes)
+        self.sizes.append(size)
+        weakref.finalize(lease, self._give_back, memory, number).atexit = False
+        flat = torch.frombuffer(lease, dtype=like.dtype, count=extent)
+        return flat.as_strided(like.shape, like.stride())
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """Of the loan whose memory a tensor is on; None: of none."""
+        return self._numbers.get(tensor.untyped_storage().data_ptr())
+
+    def _take(self, size: int) -> Tensor:
+        return self._free[size].pop() if self._free[size] else torch.empty(size, dtype=torch.uint8)
+
+    def _give_back(self, memory: Tensor, number: int) -> None:
+        if self._numbers.get(memory.data_ptr()) == number:
+            del self._numbers[memory.data_ptr()]
+        self._free[len(memory)].append(memory)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Numbers from the first to the last of a tensor, those between them included."""
+    if tensor.numel() == 0:
+        return 0
+    spans = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in spans)
