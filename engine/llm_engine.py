@@ -113,6 +113,14 @@ class LLMEngine:
         """Forgets an adapter once no sequence uses it; the outcome comes out of `step`."""
         self._adapters.unregister(command)
 
+    def prepare(self) -> bool:
+        """Does a piece of work that saves time later; for when there is nothing else to do.
+
+        Returns:
+            Whether there is more.
+        """
+        return self._runner.prepare()
+
     def stats(self) -> EngineStats:
         return self._metrics.stats(self._scheduler, self._adapters.stats())
 

@@ -57,6 +57,7 @@ class Engine(Protocol):
     def step(self) -> list[Event]: ...
     def register_adapter(self, command: RegisterAdapter) -> None: ...
     def unregister_adapter(self, command: UnregisterAdapter) -> None: ...
+    def prepare(self) -> bool: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -69,6 +70,7 @@ class EngineServer:
         self._mailbox = mailbox
         self._parent = parent
         self._stopping = False
+        self._is_prepared = False
 
     def run(self) -> None:
         """Serves until told to stop, or until the parent process is gone.
@@ -89,15 +91,20 @@ class EngineServer:
         self._stopping = True
 
     def _turn(self) -> None:
-        for command in self._mailbox.receive(self._patience()):
+        commands = self._mailbox.receive(self._patience())
+        for command in commands:
             self._obey(command)
         if self._engine.has_work or self._engine.is_waiting:
             self._send(self._engine.step())
+        elif not commands and not self._is_prepared:
+            self._is_prepared = not self._engine.prepare()
 
     def _patience(self) -> int:
         if self._engine.has_work:
             return 0
-        return LOADING_MS if self._engine.is_waiting else IDLE_MS
+        if self._engine.is_waiting:
+            return LOADING_MS
+        return IDLE_MS if self._is_prepared else 0
 
     def _obey(self, command: Command) -> None:
         match command:

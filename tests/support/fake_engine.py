@@ -101,6 +101,9 @@ class FakeEngine:
     def unregister_adapter(self, command: UnregisterAdapter) -> None:
         self.outcomes.append(AdapterUnregistered(command.request_id))
 
+    def prepare(self) -> bool:
+        return False
+
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)
 
