@@ -41,9 +41,14 @@ class BlockPool:
         num_blocks: int,
         eviction: EvictionPolicy | None = None,
         metering: Metering | None = None,
+        restore_cost: Callable[[int], float] = lambda num_tokens: 1.0,
     ) -> None:
-        """`num_blocks` counts the null block, which the caller has memory for too. `eviction`
-        ranks cached blocks; None: the least recently used leaves first."""
+        """
+        Args:
+            num_blocks: with the null block, which the caller has memory for too.
+            eviction: ranks cached blocks; None: the least recently used leaves first.
+            restore_cost: seconds per token to get a prefix of so many tokens back.
+        """
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self.budgets = Budgets(num_blocks - 1)
@@ -54,6 +59,7 @@ class BlockPool:
         self._num_cached = 0
         self._index: dict[tuple[int, bytes], KVCacheBlock] = {}
         self._eviction = eviction or LRUEviction()
+        self._restore_cost = restore_cost
 
     @property
     def num_blocks(self) -> int:
@@ -105,14 +111,15 @@ class BlockPool:
         self.metering.note_use(block.account if holder is None else holder, 1)
 
     def release(
-        self, blocks: Iterable[KVCacheBlock], holder: str | None = None, cost: float = 1.0
+        self, blocks: Iterable[KVCacheBlock], holder: str | None = None, num_tokens: int = 1
     ) -> None:
         """Drops one holder of each block; give the ones to be reused first, first.
 
         Args:
             holder: who lets go; None: who pays for the block.
-            cost: seconds that it takes to compute a token of these blocks again.
+            num_tokens: of the sequence that used the blocks.
         """
+        cost = self._restore_cost(num_tokens)
         for block in blocks:
             if block is self.null_block:
                 continue

@@ -96,13 +96,20 @@ class KVCacheManager:
             for peak, count, passed in zip(peaks, held, table.num_passed, strict=True)
         )
 
-    def num_unheld_blocks(self, cached: CachedPrefix) -> int:
-        """How many of the cached blocks nobody holds now: sharing these takes free blocks."""
-        return sum(
-            block.ref_count == 0 and block is not self.pool.null_block
+    def num_public_blocks(self, sequence: Sequence) -> list[int]:
+        """Per group, the blocks at the beginning that are a published base prompt's."""
+        self._keys.extend(sequence)
+        return [self._keys.num_public(sequence, group) for group in range(len(self.groups))]
+
+    def unheld_accounts(self, cached: CachedPrefix) -> list[str]:
+        """Who pays for the cached blocks that nobody holds now, block by block: sharing one counts
+        as if the account took a free block."""
+        return [
+            block.account
             for row in cached.blocks
             for block in row
-        )
+            if block.ref_count == 0 and block is not self.pool.null_block
+        ]
 
     def admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
         """Opens a table that starts with the cached prefix."""
@@ -114,7 +121,7 @@ class KVCacheManager:
             table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
             for block in [*row, *cached.half[group : group + 1]]:
                 if block is not self.pool.null_block:
-                    self.pool.share(block)
+                    self.pool.share(block, sequence.tenant)
                 table.append(group, block)
         table.num_remembered = cached.num_tokens // self.block_size
         for fetch in cached.fetches:
@@ -131,7 +138,7 @@ class KVCacheManager:
             False when there are too few free blocks; then only blocks behind the window have gone.
         """
         table = self._tables[sequence.seq_id]
-        self._free_passed(table, sequence.num_computed_tokens)
+        self._free_passed(sequence, sequence.num_computed_tokens)
         start = sequence.num_computed_tokens
         num_blocks = -(-(start + num_new_tokens) // self.block_size)
         shared = self._shared_tail(table, start)
@@ -140,7 +147,7 @@ class KVCacheManager:
             return False
         for group in shared:
             target = self.pool.allocate(sequence.tenant)
-            self._copy_on_write(table, group, start // self.block_size, target)
+            self._copy_on_write(sequence, group, start // self.block_size, target)
         for group, row in enumerate(table.blocks):
             for _ in range(num_blocks - len(row)):
                 table.append(group, self.pool.allocate(sequence.tenant))
@@ -166,7 +173,7 @@ class KVCacheManager:
         for row in table.blocks:
             for block in row:
                 if block is not self.pool.null_block:
-                    self.pool.share(block)
+                    self.pool.share(block, child.tenant)
         self._tables[child.seq_id] = table.copy()
         self._used_tokens[child.seq_id] = self._used_tokens[parent.seq_id]
 
@@ -178,7 +185,7 @@ class KVCacheManager:
             return
         del self._used_tokens[sequence.seq_id]
         for row in table.blocks:  # the end of a prefix is of less use than its beginning
-            self.pool.release(reversed(row))
+            self.pool.release(reversed(row), sequence.tenant, sequence.num_tokens)
 
     def block_ids(self, sequence: Sequence) -> NDArray[np.int32]:
         """[groups, max blocks]; the null block where nothing is held."""
@@ -195,7 +202,7 @@ class KVCacheManager:
         sequence = prompt.sequence
         whole = (prompt.num_tokens - 1) // self.block_size * self.block_size
         table = self._tables[sequence.seq_id]
-        self._free_passed(table, whole)
+        self._free_passed(sequence, whole)
         if prompt.num_tokens % self.block_size:
             prompt.half = tuple(row[-1] for row in table.blocks)
 
@@ -247,11 +254,12 @@ class KVCacheManager:
     def _num_passed(self, group: int, num_computed_tokens: int) -> int:
         return self.groups[group].num_passed(num_computed_tokens, self.block_size)
 
-    def _free_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
+    def _free_passed(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        table = self._tables[sequence.seq_id]
         for group, row in enumerate(table.blocks):
             passed = min(self._num_passed(group, num_computed_tokens), len(row))
             for index in range(table.num_passed[group], passed):
-                self.pool.release([row[index]])
+                self.pool.release([row[index]], sequence.tenant, sequence.num_tokens)
                 table.replace(group, index, self.pool.null_block)
             table.num_passed[group] = max(passed, table.num_passed[group])
 
@@ -275,10 +283,11 @@ class KVCacheManager:
         ]
 
     def _copy_on_write(
-        self, table: BlockTable, group: int, index: int, target: KVCacheBlock
+        self, sequence: Sequence, group: int, index: int, target: KVCacheBlock
     ) -> None:
+        table = self._tables[sequence.seq_id]
         source = table.blocks[group][index]
         self._copies.append(BlockCopy(source.block_id, target.block_id))
         table.replace(group, index, target)
-        self.pool.release([source])
+        self.pool.release([source], sequence.tenant, sequence.num_tokens)
         self.num_copied_blocks += 1

@@ -1,6 +1,7 @@
 """PrefixKeys: under which keys the blocks of a sequence are found again, group by group."""
 
 from collections.abc import Container
+from itertools import takewhile
 
 from loraplex.engine.block_key import BASE, PUBLIC, BlockKeyScope
 from loraplex.engine.kv_groups import KVGroup
@@ -49,6 +50,13 @@ class PrefixKeys:
     def of(self, sequence: Sequence, group: int) -> list[bytes]:
         """The keys by which a group's blocks are found, one for each full block."""
         return self._chain(sequence, self._last_layers[group])
+
+    def num_public(self, sequence: Sequence, group: int) -> int:
+        """How many blocks at the beginning of a group are a published base prompt's."""
+        keys = sequence.block_keys
+        public = keys.base[: keys.num_public]
+        shared = zip(public, self.of(sequence, group), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
 
     def leading(self, sequence: Sequence) -> list[bytes]:
         """The keys that decide how much need not be computed: of the least shared group."""

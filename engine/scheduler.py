@@ -1,13 +1,13 @@
 """Scheduler: what runs in this step, and what its result means for each sequence."""
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.adapter_gate import AdapterGate
+from loraplex.engine.admission import Admission, Door, Turn
 from loraplex.engine.kv_cache_manager import BlockCopy, CachedPrefix, KVCacheManager
-from loraplex.engine.kv_groups import peaks
 from loraplex.engine.policy import SchedulingPolicy
+from loraplex.engine.preemption import choose_borrower, choose_victim
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
 from loraplex.engine.sequence import Sequence, SequenceStatus
 from loraplex.engine.step_plan import StepPlan
@@ -27,6 +27,7 @@ class SchedulerOutput:
     scheduled: list[ScheduledSequence]
     copies: list[BlockCopy]  # to be made before anything is written
     num_preempted: int = 0
+    impossible: list[Sequence] = field(default_factory=list)  # waiting, and can never begin
     moves: BlockMoves = NO_MOVES  # between tiers; to be made before the copies
 
     @property
@@ -66,15 +67,6 @@ class SchedulerLimits:
     max_logits_rows: int  # prompt positions of one step whose logits are wanted
 
 
-class Turn(Enum):
-    """What became of a waiting sequence's turn."""
-
-    TAKEN = auto()
-    NOT_READY = auto()  # its adapter, or the beginning of its input, is on its way
-    OVER_CEILING = auto()  # its tenant holds all the blocks that it may
-    NO_ROOM = auto()  # for anybody
-
-
 class Scheduler:
     """Continuous batching without phases.
 
@@ -97,6 +89,7 @@ class Scheduler:
         self.policy = policy
         self.limits = limits
         self.stops = stops
+        self.admission = Admission(kv, limits.max_num_batched_tokens)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -106,18 +99,22 @@ class Scheduler:
         return {s.adapter for s in [*self.running, *self.waiting] if s.adapter is not None}
 
     def add(self, sequence: Sequence) -> None:
+        sequence.added_at = self.kv.pool.metering.now()
         self.waiting.append(sequence)
 
     def schedule(self) -> SchedulerOutput:
         self.kv.tiers.begin_step()
         limits = self.limits
-        rows = limits.max_num_seqs - sum(self._rows(s) for s in self.running)
+        num_preempted = self._claw_back()
+        rows = limits.max_num_seqs - sum(s.num_rows for s in self.running)
         plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
-        num_preempted = self._keep_running(plan)
-        self._hand_out(plan, admits=not num_preempted)
+        num_preempted += self._keep_running(plan)
+        door = Door(self.kv.pool.budgets, within_floor=num_preempted > 0)
+        self._hand_out(plan, door)
         scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
+        moves = self.kv.tiers.take_moves()
         return SchedulerOutput(
-            scheduled, self.kv.take_copies(), num_preempted, self.kv.tiers.take_moves()
+            scheduled, self.kv.take_copies(), num_preempted, door.impossible, moves
         )
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
@@ -143,14 +140,33 @@ class Scheduler:
                 self._end(sequence)
                 sequence.status = SequenceStatus.FINISHED
 
+    def _claw_back(self) -> int:
+        """Makes floors whole again that were raised above what others left, once a tenant with
+        such a floor has work; returns how many had to give way for that."""
+        budgets = self.kv.pool.budgets
+        num_preempted = 0
+        while budgets.is_overdrawn and any(
+            budgets.over_floor(s.tenant) < 0 for s in [*self.running, *self.waiting]
+        ):
+            victim = choose_borrower(self.running, budgets, self.policy)
+            if victim is None:
+                break
+            self._preempt(victim)
+            num_preempted += 1
+        return num_preempted
+
     def _keep_running(self, plan: StepPlan) -> int:
-        """Gives each running sequence one token; returns how many had to give way for that."""
-        queue = self.policy.order(self.running)
+        """Gives each running sequence one token; returns how many had to give way for that.
+
+        Who gave way before comes first, so that the room that it came back for stays its own.
+        """
+        queue = sorted(self.policy.order(self.running), key=lambda s: -s.num_preemptions)
+        budgets = self.kv.pool.budgets
         num_preempted = 0
         while queue:
             sequence = queue.pop(0)
             while not self.kv.allocate_slots(sequence, 1):
-                victim = self.policy.victim([sequence, *queue])
+                victim = choose_victim(sequence, queue, budgets, self.policy)
                 self._preempt(victim)
                 num_preempted += 1
                 if victim is sequence:
@@ -160,31 +176,26 @@ class Scheduler:
                 self._grant(plan, sequence, 1)
         return num_preempted
 
-    def _hand_out(self, plan: StepPlan, *, admits: bool) -> None:
+    def _hand_out(self, plan: StepPlan, door: Door) -> None:
         """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
         turns = self.policy.turns([*plan.unfinished, *self.waiting])
-        passed: set[Sequence] = set()
-        barred: set[str] = set()
         num_partial = len(plan.unfinished)
-        while plan.num_tokens > 0 and (admits or num_partial):
+        while plan.num_tokens > 0 and (door.is_open or num_partial):
             sequence = next(turns, None)
             if sequence is None:
                 break
             if sequence.status is SequenceStatus.RUNNING:
                 self._extend(plan, sequence)
                 num_partial -= 1
-                continue
-            if not admits or sequence.tenant in barred:
-                continue
-            turn = self._begin(plan, sequence)
-            if turn is Turn.NO_ROOM:
-                admits = False  # a later, smaller one must not overtake for ever
-            elif turn is Turn.OVER_CEILING:
-                barred.add(sequence.tenant)
-            elif turn is Turn.NOT_READY:
-                passed.add(sequence)
-        contending = {s.tenant for s in [*plan.unfinished, *self.waiting] if s not in passed}
-        self.policy.end_step(contending - barred)
+            elif door.admits(sequence.tenant):
+                turn = self._begin(plan, sequence, within_floor=door.within_floor)
+                if self._waits_for_nobody(sequence, turn, door):
+                    door.impossible.append(sequence)
+                door.note(sequence, turn)
+        contending = {
+            s.tenant for s in [*plan.unfinished, *self.waiting] if s not in door.not_ready
+        }
+        self.policy.end_step(contending - door.barred)
         self.gate.forget_absent(self.waiting)
 
     def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
@@ -193,10 +204,10 @@ class Scheduler:
         if num_tokens > plan.granted[sequence] and self.kv.allocate_slots(sequence, num_tokens):
             self._grant(plan, sequence, num_tokens)
 
-    def _begin(self, plan: StepPlan, sequence: Sequence) -> Turn:
+    def _begin(self, plan: StepPlan, sequence: Sequence, *, within_floor: bool) -> Turn:
         """Lets a waiting sequence run, if it can."""
-        if plan.num_rows < self._rows(sequence):
-            return Turn.NO_ROOM
+        if plan.num_rows < sequence.num_rows:
+            return Turn.NO_ROWS
         num_bytes = self.gate.bytes_to_load(sequence)
         if not self.gate.open(sequence, self.running):
             return Turn.NOT_READY  # nobody waits for another's adapter
@@ -205,13 +216,15 @@ class Scheduler:
         if cached.awaited or self.kv.next_key(sequence, cached) in plan.coming:
             self.gate.close(sequence)
             return Turn.NOT_READY  # what it needs next is there in the next step
-        if not self._admit(sequence, cached):
+        turn = self.admission.weigh(sequence, cached, self.running, within_floor=within_floor)
+        if turn is not Turn.TAKEN:
             self.gate.close(sequence)
-            return Turn.NO_ROOM
+            return turn
+        self._admit(sequence, cached)
         num_tokens = plan.offer(sequence)
         if not self.kv.allocate_slots(sequence, num_tokens):
             raise RuntimeError("admission promised blocks that are not there")
-        plan.num_rows -= self._rows(sequence)
+        plan.num_rows -= sequence.num_rows
         self._grant(plan, sequence, num_tokens)
         return Turn.TAKEN
 
@@ -223,37 +236,29 @@ class Scheduler:
         is_output = num_samples > 0 and sequence.num_output_tokens > 0
         self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_samples)
 
-    def _admit(self, sequence: Sequence, cached: CachedPrefix) -> bool:
-        """Admits a sequence if its full input fits beside what running ones were promised."""
-        needed = cached.num_missing_blocks(self._peaks(sequence))
-        needed += self.kv.num_unheld_blocks(cached)
-        promised = sum(
-            self.kv.num_missing_blocks(other, self._peaks(other))
-            for other in self.running
-            if other.num_uncomputed_tokens > 1
-        )
-        if needed + promised > self.kv.pool.num_free:
-            return False
+    def _admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
         self.kv.admit(sequence, cached)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = cached.num_tokens
+            metering = self.kv.pool.metering
+            metering.note_wait(sequence.tenant, metering.now() - sequence.added_at)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         sequence.status = SequenceStatus.RUNNING
-        return True
 
-    def _peaks(self, sequence: Sequence) -> list[int]:
-        chunk = self.limits.max_num_batched_tokens
-        return peaks(self.kv.groups, self.kv.block_size, sequence.num_tokens, chunk)
+    def _waits_for_nobody(self, sequence: Sequence, turn: Turn, door: Door) -> bool:
+        """Whether a sequence was turned away though nobody runs whose end would make room."""
+        if turn is Turn.NO_ROOM:
+            return not self.running and not door.within_floor
+        if turn is not Turn.OVER_CEILING or not self.running:
+            return turn is Turn.OVER_CEILING
+        is_alone = all(other.tenant != sequence.tenant for other in self.running)
+        return is_alone and self.admission.refusal(sequence) is not None
 
     def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens
         is_sampled = reaches_end and not sequence.is_base_prompt
-        return ScheduledSequence(sequence, num_tokens, self._rows(sequence) if is_sampled else 0)
-
-    def _rows(self, sequence: Sequence) -> int:
-        """Sequences that this one stands for: n until it has forked into its choices."""
-        return sequence.sampling.n if sequence.num_output_tokens == 0 else 1
+        return ScheduledSequence(sequence, num_tokens, sequence.num_rows if is_sampled else 0)
 
     def _fork(self, parent: Sequence, num_choices: int) -> list[Sequence]:
         children = [parent.fork(index) for index in range(1, num_choices)]
@@ -285,6 +290,7 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
+        self.kv.pool.metering.note_preemption(sequence.tenant)
         sequence.status = SequenceStatus.WAITING
         self.waiting.append(sequence)
         self.num_preemptions += 1

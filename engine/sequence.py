@@ -68,6 +68,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # set by the scheduler at first admission
         self.num_preemptions = 0
+        self.added_at = 0.0  # on the metering's clock; set by the scheduler
         self.block_keys = BlockKeys()  # of its full blocks; kept by the KV manager
         self.adapter_slot = -1  # set by the scheduler while it runs
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None  # [0] stays None
@@ -87,6 +88,18 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens in all when it has generated all that it may."""
+        if self.sampling.max_tokens is None:
+            return self.max_len
+        return min(self.max_len, self.num_prompt_tokens + self.sampling.max_tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that this one stands for: n until it has forked into its choices."""
+        return self.sampling.n if self.num_output_tokens == 0 else 1
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -50,7 +50,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         cached = self.kv.find_cached(sequence)
         assert cached.num_tokens < length
         assert cached.half or cached.num_tokens % self.block_size == 0
-        if self.kv.num_unheld_blocks(cached) <= self.kv.pool.num_free:
+        if len(self.kv.unheld_accounts(cached)) <= self.kv.pool.num_free:
             admit(self.kv, sequence)
             self.sequences.append(sequence)
 

@@ -1,0 +1,155 @@
+"""Admission: whether a waiting sequence's blocks fit beside what running ones were promised."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from functools import partial
+
+from loraplex.engine.budgets import Budgets
+from loraplex.engine.kv_cache_manager import CachedPrefix, KVCacheManager
+from loraplex.engine.kv_groups import peaks
+from loraplex.engine.sequence import Sequence
+
+OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need
+
+
+class Turn(Enum):
+    """What became of a waiting sequence's turn."""
+
+    TAKEN = auto()
+    NOT_READY = auto()  # its adapter, or the beginning of its input, is on its way
+    OVER_CEILING = auto()  # its tenant holds all the blocks that it may
+    NO_ROOM = auto()  # for anybody, except within a floor
+    NO_ROWS = auto()  # for anybody
+
+
+class Door:
+    """Who may still begin in one step, after what became of those before.
+
+    A sequence that finds no room is not overtaken by later, smaller ones, or it would wait for
+    ever; but floors are not kept free for it, so these may still be used. A tenant at its ceiling
+    keeps nobody but itself waiting.
+    """
+
+    def __init__(self, budgets: Budgets, *, within_floor: bool) -> None:
+        self.within_floor = within_floor
+        self.not_ready: set[Sequence] = set()
+        self.barred: set[str] = set()  # tenants at their ceilings
+        self.impossible: list[Sequence] = []  # that wait for nobody
+        self._budgets = budgets
+        self._has_rows = True
+
+    @property
+    def is_open(self) -> bool:
+        return self._has_rows and (not self.within_floor or self._budgets.has_unused_floors)
+
+    def admits(self, tenant: str) -> bool:
+        if self.within_floor and self._budgets.over_floor(tenant) >= 0:
+            return False
+        return self.is_open and tenant not in self.barred
+
+    def note(self, sequence: Sequence, turn: Turn) -> None:
+        if turn is Turn.NOT_READY:
+            self.not_ready.add(sequence)
+        elif turn is Turn.OVER_CEILING:
+            self.barred.add(sequence.tenant)
+        elif turn is Turn.NO_ROOM:
+            self.within_floor = True
+        elif turn is Turn.NO_ROWS:
+            self._has_rows = False
+
+
+class Admission:
+    """Weighs a sequence's full input against the pool and its tenant's floor and ceiling.
+
+    A sequence is admitted for its input, since few use all of their `max_tokens`; so output can
+    outgrow the pool, and somebody is preempted. Then optimism ends: on its first return a sequence
+    needs room for its input and half of what it may still generate, on its second for all of it.
+    So none is preempted more than `OPTIMISM` times, unless shares change.
+    """
+
+    def __init__(self, kv: KVCacheManager, chunk: int) -> None:
+        """`chunk`: tokens of one step at most."""
+        self._kv = kv
+        self._budgets = kv.pool.budgets
+        self._chunk = chunk
+
+    def weigh(
+        self,
+        sequence: Sequence,
+        cached: CachedPrefix,
+        running: Iterable[Sequence],
+        *,
+        within_floor: bool,
+    ) -> Turn:
+        """Whether the sequence can begin now.
+
+        Args:
+            cached: what of it is there already.
+            within_floor: it may only take what its tenant's floor guarantees.
+        """
+        tenant = sequence.tenant
+        demand = Counter(self._kv.unheld_accounts(cached))
+        demand[tenant] += self._missing(sequence, cached.num_missing_blocks, held=0)
+        for other in running:
+            demand[other.tenant] += self._promised(other)
+        if not self._budgets.keeps_ceiling(tenant, demand[tenant]):
+            return Turn.OVER_CEILING
+        if within_floor and self._budgets.over_floor(tenant) + demand[tenant] > 0:
+            return Turn.NO_ROOM
+        return Turn.TAKEN if self._budgets.keeps_floors(demand) else Turn.NO_ROOM
+
+    def refusal(self, sequence: Sequence) -> str | None:
+        """Why the sequence can never run, whoever ends before; None where it can."""
+        needed = self._own_blocks(sequence, sequence.num_tokens + 1)
+        limit = self._budgets.limit(sequence.tenant)
+        if needed <= limit:
+            return None
+        return (
+            f"The input of {sequence.num_tokens} tokens, and one to be generated, takes {needed} "
+            f"blocks of {self._kv.block_size} tokens; this tenant can have {limit}."
+        )
+
+    def longest(self, sequence: Sequence) -> int:
+        """The most tokens, up to its `max_len`, whose blocks the sequence's tenant can have."""
+        limit = self._budgets.limit(sequence.tenant)
+        low, high = sequence.num_tokens, sequence.max_len
+        if self._own_blocks(sequence, high) <= limit:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._own_blocks(sequence, middle) <= limit:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _own_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that its tenant pays for when it is so long: all but what is public."""
+        size = self._kv.block_size
+        groups = self._kv.groups
+        public = self._kv.num_public_blocks(sequence)
+        return sum(
+            peaks([group], size, num_tokens - given * size, self._chunk)[0]
+            for group, given in zip(groups, public, strict=True)
+        )
+
+    def _promised(self, running: Sequence) -> int:
+        """Blocks that a running sequence has not got yet, but was admitted for."""
+        if running.num_uncomputed_tokens <= 1 and not running.num_preemptions:
+            return 0
+        count = partial(self._kv.num_missing_blocks, running)
+        return self._missing(running, count, held=self._kv.num_held_blocks(running))
+
+    def _missing(self, sequence: Sequence, count: Callable[[list[int]], int], held: int) -> int:
+        missing = count(self._peaks(sequence.num_tokens))
+        if not sequence.num_preemptions:
+            return missing
+        rest = sequence.max_num_tokens - sequence.num_tokens
+        expected = rest * min(sequence.num_preemptions, OPTIMISM) // OPTIMISM
+        later = self._peaks(sequence.num_tokens + expected)
+        room = self._budgets.limit(sequence.tenant) - held
+        return max(missing, min(count([n * sequence.num_rows for n in later]), room))
+
+    def _peaks(self, num_tokens: int) -> list[int]:
+        return peaks(self._kv.groups, self._kv.block_size, num_tokens, self._chunk)

@@ -1,0 +1,41 @@
+"""Who gives way when blocks are short."""
+
+from collections.abc import Iterable
+
+from loraplex.engine.budgets import Budgets
+from loraplex.engine.policy import SchedulingPolicy
+from loraplex.engine.sequence import Sequence
+
+
+def choose_victim(
+    sequence: Sequence, others: Iterable[Sequence], budgets: Budgets, policy: SchedulingPolicy
+) -> Sequence:
+    """The sequence to be preempted so that `sequence` can have a block; it may be itself.
+
+    At its tenant's ceiling that is one of its own tenant, since nobody else's block would help.
+    Else it is one of the tenant that holds most above its floor; a tenant within its floor gives
+    nothing. Inside a tenant it is one that was preempted least often, the last in order of these.
+    """
+    candidates = [sequence, *others]
+    if not budgets.keeps_ceiling(sequence.tenant, 1):
+        candidates = [s for s in candidates if s.tenant == sequence.tenant]
+    victim = choose_borrower(candidates, budgets, policy)
+    if victim is not None:
+        return victim
+    return _least_preempted([s for s in candidates if s.tenant == sequence.tenant], policy)
+
+
+def choose_borrower(
+    candidates: Iterable[Sequence], budgets: Budgets, policy: SchedulingPolicy
+) -> Sequence | None:
+    """One of the tenant that holds most above its floor; None where no tenant does."""
+    borrowers = [s for s in candidates if budgets.over_floor(s.tenant) > 0]
+    if not borrowers:
+        return None
+    tenant = max((s.tenant for s in borrowers), key=budgets.over_floor)
+    return _least_preempted([s for s in borrowers if s.tenant == tenant], policy)
+
+
+def _least_preempted(candidates: list[Sequence], policy: SchedulingPolicy) -> Sequence:
+    fewest = min(candidate.num_preemptions for candidate in candidates)
+    return policy.victim([c for c in candidates if c.num_preemptions == fewest])
