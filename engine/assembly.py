@@ -37,6 +37,7 @@ from loraplex.engine.norms import swap_norms
 from loraplex.engine.packing import pack_linears
 from loraplex.engine.policy import FCFSPolicy
 from loraplex.engine.protocol import StartProgress
+from loraplex.engine.recompute_cost import RecomputeCost
 from loraplex.engine.rotary import swap_rotary
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
@@ -44,6 +45,7 @@ from loraplex.engine.step_buffers import StepBuffers, StepSize
 from loraplex.engine.step_graphs import StepGraphs
 from loraplex.engine.step_tapes import LARGEST_SAMPLE, StepTapes
 from loraplex.engine.stopping import StopChecker
+from loraplex.engine.swap.build import add_lower_tiers
 from loraplex.engine.token_text import TokenText
 from loraplex.kernels.dispatch import NAIVE, Kernels, choose_kernels
 
@@ -59,6 +61,7 @@ class EngineParts:
     lora: LoRAManager
     scheduler: Scheduler
     runner: ModelRunner
+    recompute: RecomputeCost
 
 
 def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None]) -> EngineParts:
@@ -99,18 +102,16 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         kv,
         AdapterGate(lora, config.adapter_wait),
         FCFSPolicy() if config.scheduling == "fcfs" else FairPolicy(exempt=OPERATOR),
-        SchedulerLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_logits_rows=max(1, MAX_LOGITS // loaded.vocab_size),
-        ),
+        _limits(config, loaded),
         stops,
     )
     sampler = Sampler(stops, TokenText(tokenizer), kernels)
     forward = Forward(loaded, attention, context)
     recorded = _recorded_steps(config, forward, kv, kernels)
-    runner = ModelRunner(forward, cache, sampler, recorded)
-    return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner)
+    recompute = RecomputeCost()
+    transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
+    runner = ModelRunner(forward, cache, sampler, recorded, transfers)
+    return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner, recompute)
 
 
 @torch.inference_mode()
@@ -152,6 +153,14 @@ def _pack(loaded: LoadedModel, quantization: str, kernels: Kernels) -> None:
         raise ConfigRefused("quantization int8 needs a model in bfloat16 on a CPU")
     if chosen is not None:
         pack_linears(loaded.model, chosen)
+
+
+def _limits(config: EngineConfig, loaded: LoadedModel) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logits_rows=max(1, MAX_LOGITS // loaded.vocab_size),
+    )
 
 
 def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites) -> int:

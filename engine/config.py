@@ -25,6 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 1024  # token budget of one step
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
     block_size: int = 8
+    swap_memory: int | None = None  # bytes of host memory for evicted blocks; None: see swap/build
+    swap_disk: int = 0  # bytes of files for blocks that host memory evicts; 0: none
     max_adapter_slots: int = 16
     adapter_memory: int | None = None  # bytes of resident adapters; None: `default_adapter_memory`
     scheduling: str = "fair"  # between tenants; fcfs: by arrival, whoever asks
@@ -40,20 +42,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for name, low in _MINIMA
             if (value := getattr(self, name)) is not None and not value >= low
         ]
-        if self.dtype not in DTYPES:
-            faults.append(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.device not in DEVICES:
-            faults.append(f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
-        if self.scheduling not in SCHEDULING:
-            faults.append(
-                f"scheduling must be one of {', '.join(SCHEDULING)}, got {self.scheduling!r}"
-            )
-        if self.kernels not in KERNELS:
-            faults.append(f"kernels must be one of {', '.join(KERNELS)}, got {self.kernels!r}")
-        if self.quantization not in QUANTIZATIONS:
-            faults.append(
-                f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
-            )
+        faults += [
+            f"{name} must be one of {', '.join(choices)}, got {value!r}"
+            for name, choices in _CHOICES
+            if (value := getattr(self, name)) not in choices
+        ]
+        if self.swap_disk > 0 and self.swap_memory == 0:
+            faults.append("swap_disk needs a swap_memory above 0, which its blocks pass through")
         if self.max_num_batched_tokens < self.max_num_seqs:
             faults.append(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
@@ -63,12 +58,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("; ".join(faults))
 
 
+_CHOICES = (
+    ("dtype", DTYPES),
+    ("device", DEVICES),
+    ("scheduling", SCHEDULING),
+    ("kernels", KERNELS),
+    ("quantization", QUANTIZATIONS),
+)
 _MINIMA = (
     ("max_model_len", 2),
     ("max_num_seqs", 1),
     ("max_num_batched_tokens", 1),
     ("kv_cache_memory", 1),
     ("block_size", 1),
+    ("swap_memory", 0),
+    ("swap_disk", 0),
     ("max_adapter_slots", 1),
     ("adapter_memory", 0),
     ("adapter_wait", 0.0),

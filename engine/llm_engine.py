@@ -1,6 +1,7 @@
 """LLMEngine: requests in, events out, one step at a time."""
 
 import os
+import time
 from collections.abc import Callable
 
 from loraplex.engine.activation import adapter_start
@@ -55,12 +56,15 @@ class LLMEngine:
     def has_work(self) -> bool:
         """Whether a step now would compute something, as far as can be told without trying."""
         return bool(self._scheduler.running) or any(
-            self._adapters.is_loaded(sequence.adapter) for sequence in self._scheduler.waiting
+            self._adapters.is_loaded(sequence.adapter)
+            and not self._scheduler.kv.tiers.is_awaiting(sequence.seq_id)
+            for sequence in self._scheduler.waiting
         )
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an adapter is being read: `step` again soon, without a request coming in."""
+        """Whether an adapter or a swapped block is being read: `step` again soon, without a request
+        coming in."""
         return bool(self._scheduler.waiting) or self._adapters.is_busy
 
     def add(self, request: GenerateRequest) -> None:
@@ -98,7 +102,10 @@ class LLMEngine:
         """Computes once and returns what became of it; also the outcomes of registrations."""
         failed = self._fail_unavailable()
         output = self._scheduler.schedule()
+        start = time.perf_counter()
         result = self._runner.execute(output, self._scheduler.kv)
+        seconds = time.perf_counter() - start
+        self._parts.recompute.note(output.num_tokens, len(output.scheduled), seconds)
         updates = self._scheduler.update(output, result)
         self._metrics.count(output, updates, self._scheduler.kv)
         self._check_when_idle()
@@ -126,6 +133,7 @@ class LLMEngine:
 
     def close(self) -> None:
         self._adapters.close()
+        self._scheduler.kv.tiers.close()
 
     def _refuse_impossible(self, request: GenerateRequest) -> None:
         length, limit = len(request.prompt_token_ids), self.info.max_model_len

@@ -12,6 +12,7 @@ from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
+from loraplex.engine.swap.transfers import Transfers
 
 
 class RecordedSteps(Protocol):
@@ -32,12 +33,19 @@ class ModelRunner:
     """Computes what the scheduler chose, by replay where that can be."""
 
     def __init__(
-        self, forward: Forward, cache: KVCache, sampler: Sampler, recorded: RecordedSteps | None
+        self,
+        forward: Forward,
+        cache: KVCache,
+        sampler: Sampler,
+        recorded: RecordedSteps | None,
+        transfers: Transfers | None = None,
     ) -> None:
+        """`transfers` moves blocks between tiers; None: there is one tier."""
         self._forward = forward
         self._cache = cache
         self._sampler = sampler
         self._recorded = recorded
+        self._transfers = transfers
 
     def prepare(self) -> bool:
         """As `RecordedSteps.prepare`."""
@@ -45,7 +53,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
-        """Copies shared blocks that are about to be written, computes, samples."""
+        """Swaps, copies shared blocks that are about to be written, computes, samples."""
+        if self._transfers is not None:
+            self._transfers.move(output.moves)
         self._cache.copy(output.copies)
         if not output.scheduled:
             return ModelRunnerOutput()

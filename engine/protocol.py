@@ -183,6 +183,16 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_preemptions: int = 0
     num_steps: int = 0
     copied_blocks: int = 0  # copy-on-write
+    swap_host_bytes: int = 0  # blocks in host memory
+    swap_disk_bytes: int = 0  # blocks on disk
+    swap_out_bytes: int = 0  # from the device to host memory
+    swap_in_bytes: int = 0
+    swap_written_bytes: int = 0  # from host memory to the disk
+    swap_read_bytes: int = 0
+    swap_host_hits: int = 0  # blocks that came back from host memory
+    swap_disk_hits: int = 0  # blocks that came back to host memory from the disk
+    swap_dropped_blocks: int = 0  # evicted, and taken by no tier
+    swap_discarded_blocks: int = 0  # damaged on disk
     peak_waste: float = 0.0  # largest (allocated - used) / allocated seen with 8 blocks or more
     mean_waste: float = 0.0
     adapters_registered: int = 0

@@ -48,7 +48,7 @@ class StepMetrics:
             self._waste_peak = max(self._waste_peak, waste)
 
     def stats(self, scheduler: Scheduler, lora: LoRAStats) -> EngineStats:
-        kv = scheduler.kv
+        kv, swapped = scheduler.kv, scheduler.kv.tiers.counts()
         allocated, used = kv.slots()
         return EngineStats(
             num_running=len(scheduler.running),
@@ -68,6 +68,16 @@ class StepMetrics:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             copied_blocks=kv.num_copied_blocks,
+            swap_host_bytes=swapped.host_bytes,
+            swap_disk_bytes=swapped.disk_bytes,
+            swap_out_bytes=swapped.out_bytes,
+            swap_in_bytes=swapped.in_bytes,
+            swap_written_bytes=swapped.written_bytes,
+            swap_read_bytes=swapped.read_bytes,
+            swap_host_hits=swapped.host_hits,
+            swap_disk_hits=swapped.disk_hits,
+            swap_dropped_blocks=swapped.dropped,
+            swap_discarded_blocks=swapped.discarded,
             peak_waste=self._waste_peak,
             mean_waste=self._waste_sum / self._waste_count if self._waste_count else 0.0,
             adapters_registered=lora.registered,

@@ -18,9 +18,9 @@ class CudaTransfers:
         self._device = device
         self._arena = arena
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._gathered = torch.cuda.Event()
-        self._copied_out = torch.cuda.Event()
-        self._copied_in = torch.cuda.Event()
+        self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied_out = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied_in = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._out = Staging(device.widths, self._on_device)
         self._in = Staging(device.widths, self._on_device)
         self._host_out = Staging(device.widths, self._pinned)

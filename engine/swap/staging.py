@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 
@@ -24,5 +25,5 @@ class Staging:
     def parts(self, num_blocks: int) -> list[Tensor]:
         """The same as [C, E_j] for each width."""
         sizes = [num_blocks * width for width in self._widths]
-        parts = self.flat(num_blocks).split(sizes)
+        parts = torch.split(self.flat(num_blocks), sizes)
         return [part.view(num_blocks, -1) for part in parts]
