@@ -57,6 +57,7 @@ class BlockPool:
         self._blank = deque(range(1, num_blocks))
         self._idle = IdleBlocks()
         self._num_cached = 0
+        self.num_ever_used = 0  # blocks from the first to the last that was ever handed out
         self._index: dict[tuple[int, bytes], KVCacheBlock] = {}
         self._eviction = eviction or LRUEviction()
         self._restore_cost = restore_cost
@@ -185,7 +186,9 @@ class BlockPool:
         if payer.is_at_ceiling:
             return self._evict(self._idle.lowest_of(payer), EvictionCause.CEILING)
         if self._blank:
-            return self.blocks[self._blank.popleft()]
+            block = self.blocks[self._blank.popleft()]
+            self.num_ever_used = max(self.num_ever_used, block.block_id)
+            return block
         lowest = self._idle.lowest()
         if lowest is None:
             lowest = self._idle.lowest_of(payer)

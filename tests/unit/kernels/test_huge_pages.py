@@ -1,11 +1,13 @@
 """Pieces of one mapping in large pages."""
 
 import gc
+import sys
 
+import psutil
 import pytest
 import torch
 
-from loraplex.kernels.native.huge_pages import HugePageChunks, HugePages
+from loraplex.kernels.native.huge_pages import HugePageChunks, HugePages, populate
 
 
 def test_pieces_do_not_overlap_and_begin_on_cache_lines() -> None:
@@ -41,3 +43,12 @@ def test_pieces_of_chunks_do_not_overlap_and_may_be_larger_than_a_chunk() -> Non
         piece.fill_(value)
 
     assert [piece.unique().tolist() for piece in pieces] == [[0], [1], [2], [3], [4]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")
+def test_populated_memory_is_resident_before_its_first_write() -> None:
+    piece = HugePages(64 << 20).empty(64 << 20, dtype=torch.uint8)
+    before = psutil.Process().memory_info().rss
+    populate(piece)
+
+    assert psutil.Process().memory_info().rss - before >= 60 << 20
