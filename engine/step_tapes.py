@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Prime where they can be, so that no size of a model's is mistaken for one of these.
 _BASE = StepSize(13, 5, 3)
-_OTHERS = (StepSize(37, 7, 2), StepSize(1, 1, 1), StepSize(2, 1, 0))
+_OTHERS = (StepSize(37, 7, 2), StepSize(1, 1, 1))
 LARGEST_SAMPLE = StepSize(37, 7, 4)  # what the buffers must hold at least
 
 

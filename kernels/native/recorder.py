@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -64,35 +65,43 @@ def record(arrange: Arrange, base: Sizes, others: Sequence[Sizes], limits: Sizes
     """
     loans = Loans()
     samples = [*with_steps(base), *others[:1]]
-    first, *more = (_record_once(arrange(sizes), loans) for sizes in samples)
-    if any(recording != first for recording in more):
+    runs = {sizes: _record_once(arrange(sizes), loans) for sizes in samples}
+    first = runs[base].recording
+    if any(run.recording != first for run in runs.values()):
         raise RecordingRefused("it takes other steps at other sizes")
-    recordings = [first, *more][: len(base) + 1]
-    numbers = Affine.through(base, [recording.numbers for recording in recordings])
-    if others and numbers.at(others[0]).tolist() != more[-1].numbers:
+    known = [run.recording.numbers for run in runs.values()]
+    numbers = Affine.through(base, known[: len(base) + 1])
+    if any(numbers.at(sizes).tolist() != run.recording.numbers for sizes, run in runs.items()):
         raise RecordingRefused("its shapes do not follow from its sizes by sums")
     tape = Tape(first, numbers, limits)
     for sizes in (base, *others):
-        expected = arrange(sizes)()
-        if not _same(tape.play(sizes), expected):
+        compute = arrange(sizes)
+        output = runs[sizes].output if sizes in runs else compute()
+        if not _same(tape.play(sizes), output):
             raise RecordingRefused("played again, it gives another result")
     return tape
 
 
-def _record_once(compute: Callable[[], Tensor], loans: Loans) -> Recording:
+@dataclass(frozen=True)
+class _Run:
+    recording: Recording
+    output: Tensor  # a copy
+
+
+def _record_once(compute: Callable[[], Tensor], loans: Loans) -> _Run:
     loans.restart()
     notebook = Notebook(loans)
     with listening(notebook.launch), _Recorder(loans, notebook):
         output = compute()
     if loans.number_of(output) is None:
         raise RecordingRefused("the output does not come from a recorded operation")
-    recording = notebook.finish(output)
+    run = _Run(notebook.finish(output), output.clone())
     del output
     if loans.num_open:
         gc.collect()
     if loans.num_open:
         raise RecordingRefused("the model keeps a result for later")
-    return recording
+    return run
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

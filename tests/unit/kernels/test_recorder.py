@@ -1,9 +1,13 @@
 """What a tape computes when it is played, and what is not recorded at all."""
 
+import ctypes
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.lora import cast, random_operand, run_segments
 from torch import Tensor
 from torch.nn import functional
@@ -12,11 +16,11 @@ from loraplex.kernels.gated_activation.cpu import gated_silu
 from loraplex.kernels.lora import cpu as lora
 from loraplex.kernels.lora import naive
 from loraplex.kernels.lora.batch import LoRABatch
-from loraplex.kernels.native.arena import Arena
+from loraplex.kernels.native.affine import Sizes
 from loraplex.kernels.native.build import NativeUnavailable
 from loraplex.kernels.native.library import native
 from loraplex.kernels.native.recorder import RecordingRefused, record
-from loraplex.kernels.native.tape import NativeSegment, TorchCall
+from loraplex.kernels.native.tape import NativeSegment, Tape, TorchCall
 
 
 @pytest.fixture(autouse=True)
@@ -35,39 +39,80 @@ TABLE, WEIGHT = sample(10, 64), sample(64, 64)
 SCALE = torch.tensor(25.25, dtype=torch.bfloat16)
 
 
+MOST = 20  # rows of a layer's input
+
+
+def once(compute: Callable[[], Tensor]) -> Tape:
+    """A tape of a computation whose sizes are always the same."""
+    return record(lambda _: compute, (), (), ())
+
+
 class Layer:
     """A bit of everything: views, broadcasts, conversions, in-place changes, native launches."""
 
     def __init__(self) -> None:
-        self.ids = torch.tensor([1, 2, 3])
-        self.x = sample(3, 64)
+        self.ids = torch.arange(MOST) % 10
+        self.x = sample(MOST, 64)
+        self.order = torch.arange(MOST) // 2
 
-    def __call__(self) -> Tensor:
-        hidden = functional.embedding(self.ids, TABLE) * SCALE + self.x
+    def at(self, sizes: Sizes) -> Callable[[], Tensor]:
+        num_rows, num_chosen = sizes
+        self.order[:num_chosen] %= num_rows
+        return lambda: self.compute(num_rows, num_chosen)
+
+    def compute(self, num_rows: int, num_chosen: int) -> Tensor:
+        x = self.x[:num_rows]
+        hidden = functional.embedding(self.ids[:num_rows], TABLE) * SCALE + x
         lower, upper = hidden.chunk(2, dim=-1)
-        turned = hidden * 0.3 + torch.cat((-upper, lower), dim=-1) * self.x[:, :1]
-        heads = torch.tanh(turned.float()).to(torch.bfloat16).view(3, 4, 16).transpose(0, 1)
-        flat = functional.linear(heads.reshape(3, 64) / 3.0 - 1, WEIGHT)
-        flat[:, 5:9] += self.x[:, 5:9]
-        sums = torch.zeros(3, 64).copy_(flat)
+        turned = hidden * 0.3 + torch.cat((-upper, lower), dim=-1) * x[:, :1]
+        heads = torch.tanh(turned.float()).to(torch.bfloat16).view(num_rows, 4, 16).transpose(0, 1)
+        flat = functional.linear(heads.reshape(num_rows, 64) / 3.0 - 1, WEIGHT)
+        flat[:, 5:9] += x[:, 5:9]
+        sums = torch.zeros(num_rows, 64).copy_(flat)
         sums.mul_(torch.full((64,), 2.0))
-        return gated_silu(sums.to(torch.bfloat16))
+        return gated_silu(sums.to(torch.bfloat16))[None, self.order[:num_chosen]]
 
     def refresh(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.ids.copy_(torch.randint(10, (3,), generator=generator))
-        self.x.copy_(torch.randn(3, 64, generator=generator))
+        self.ids.copy_(torch.randint(10, (MOST,), generator=generator))
+        self.x.copy_(torch.randn(MOST, 64, generator=generator))
+        self.order.copy_(torch.randint(MOST, (MOST,), generator=generator))
+
+    def record(self) -> Tape:
+        with torch.inference_mode():
+            return record(self.at, (5, 3), ((7, 2), (1, 1)), (MOST, MOST))
+
+
+@functools.cache
+def recorded() -> tuple[Layer, Tape]:
+    layer = Layer()
+    return layer, layer.record()
+
+
+@given(num_rows=st.integers(1, MOST), num_chosen=st.integers(1, MOST), seed=st.integers(0, 99))
+@settings(max_examples=30)
+def test_a_tape_computes_at_any_sizes_from_what_is_in_the_inputs(
+    num_rows: int, num_chosen: int, seed: int
+) -> None:
+    layer, tape = recorded()
+    layer.refresh(seed)
+    compute = layer.at((num_rows, num_chosen))
+
+    with torch.inference_mode():
+        tape.arena.fill_(0xFF)  # no number of any format
+        played = tape.play((num_rows, num_chosen))
+
+        assert torch.equal(played, compute())
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_a_tape_computes_anew_from_what_is_in_the_inputs(mode: Callable[[], object]) -> None:
-    layer = Layer()
+def test_it_can_be_recorded_with_and_without_inference_mode(mode: Callable[[], object]) -> None:
+    x = sample(3, 64)
     with mode():  # type: ignore[attr-defined]
-        tape = record(layer, Arena())
-        layer.refresh(seed=5)
-        played = tape.play().clone()
+        tape = once(lambda: torch.tanh(x + 1.0) * x)
+        x.mul_(2.0)
 
-        assert torch.equal(played, layer())
+        assert torch.equal(tape.play(()), torch.tanh(x + 1.0) * x)
 
 
 def test_a_row_without_numbers_does_not_keep_a_computation_from_being_recorded() -> None:
@@ -75,18 +120,15 @@ def test_a_row_without_numbers_does_not_keep_a_computation_from_being_recorded()
     x[3] = float("nan")
 
     with torch.inference_mode():
-        tape = record(lambda: (x + 1.0) * x, Arena())
+        tape = once(lambda: (x + 1.0) * x)
 
     assert [type(step) for step in tape.steps] == [NativeSegment]
 
 
 def test_what_torch_alone_can_do_stands_between_native_segments() -> None:
-    with torch.inference_mode():
-        tape = record(Layer(), Arena())
+    tape = Layer().record()
 
-    kinds = [
-        step.operation if isinstance(step, TorchCall) else NativeSegment for step in tape.steps
-    ]
+    kinds = [step.function if isinstance(step, TorchCall) else NativeSegment for step in tape.steps]
     tanh, product = torch.ops.aten.tanh.default, torch.ops.aten.mm.default
     assert kinds == [NativeSegment, tanh, NativeSegment, product, NativeSegment]
 
@@ -110,34 +152,23 @@ def test_a_lone_number_is_rounded_as_torch_does(number: Callable[[Tensor], Tenso
         return torch.stack(parts)
 
     with torch.inference_mode():
-        tape = record(compute, Arena())
+        tape = once(compute)
         x.mul_(1.7)
 
-        assert torch.equal(tape.play(), compute())
+        assert torch.equal(tape.play(()), compute())
 
 
 def test_arithmetic_with_lone_numbers_needs_no_torch() -> None:
-    x, number = sample(40, 64), torch.tensor(0.3)
+    x, number = sample(40, 64), torch.tensor(0.3, dtype=torch.bfloat16)
 
     with torch.inference_mode():
-        tape = record(lambda: number * ((x + 0.3) / number - number) * 3.0, Arena())
+        tape = once(lambda: number * ((x + 0.3) / number - number) * 3.0)
 
     assert [type(step) for step in tape.steps] == [NativeSegment]
 
 
-def test_tapes_share_an_arena() -> None:
-    arena = Arena()
-    with torch.inference_mode():
-        record(Layer(), arena)
-        size = arena.num_bytes
-        for _ in range(3):
-            record(Layer(), arena)
-
-    assert arena.num_bytes == size
-
-
 def test_memory_is_used_again_within_a_tape() -> None:
-    x, arenas = sample(64, 1024), (Arena(), Arena())
+    x = sample(64, 1024)
 
     def add(times: int) -> Tensor:
         out = x
@@ -146,10 +177,26 @@ def test_memory_is_used_again_within_a_tape() -> None:
         return out
 
     with torch.inference_mode():
-        record(lambda: add(3), arenas[0])
-        record(lambda: add(30), arenas[1])
+        few, many = once(lambda: add(3)), once(lambda: add(30))
 
-    assert arenas[0].num_bytes == arenas[1].num_bytes
+    assert few.arena.nbytes == many.arena.nbytes
+
+
+def test_a_launch_uses_as_many_threads_as_its_sizes_are_worth() -> None:
+    rows = torch.zeros(4096, 1024)
+
+    with torch.inference_mode():
+        tape = record(lambda sizes: lambda: rows[: sizes[0]] + 1.0, (2,), ((5,),), (4096,))
+        counts = [_threads(tape, num_rows) for num_rows in (1, 4096)]
+
+    assert counts == [1, torch.get_num_threads()]
+
+
+def _threads(tape: Tape, num_rows: int) -> int:
+    tape.play((num_rows,))
+    (segment,) = tape.steps
+    call = (ctypes.c_int64 * 7).from_address(segment.address)  # the function and what it is given
+    return call[6]
 
 
 def _branch(x: Tensor) -> Tensor:
@@ -171,14 +218,31 @@ def test_what_values_or_chance_decide_is_not_recorded(compute: Callable[[Tensor]
     x = sample(4, 8)
 
     with torch.inference_mode(), pytest.raises(RecordingRefused):
-        record(lambda: compute(x), Arena())
+        once(lambda: compute(x))
+
+
+OTHER_AT_OTHER_SIZES: dict[str, Callable[[int], Tensor]] = {
+    "other steps": lambda n: X[:n] + 1.0 if n < 7 else X[:n] * 2.0,
+    "another constant": lambda n: X[:n] * float(n),
+    "another constant tensor": lambda n: X[:n] * torch.tensor(float(n)),
+    "a shape that is no sum": lambda n: X[: n * n].clone(),
+}
+X = sample(100, 8)
+
+
+@pytest.mark.parametrize("compute", OTHER_AT_OTHER_SIZES.values(), ids=OTHER_AT_OTHER_SIZES)
+def test_what_changes_with_the_sizes_otherwise_than_in_its_shapes_is_not_recorded(
+    compute: Callable[[int], Tensor],
+) -> None:
+    with torch.inference_mode(), pytest.raises(RecordingRefused):
+        record(lambda sizes: lambda: compute(sizes[0]), (3,), ((7,),), (10,))
 
 
 def test_what_is_different_at_each_call_is_not_recorded() -> None:
     x, total = sample(4, 8), torch.zeros(4, 8)
 
     with torch.inference_mode(), pytest.raises(RecordingRefused, match="another result"):
-        record(lambda: total.add_(x) * 1.0, Arena())
+        once(lambda: total.add_(x) * 1.0)
 
 
 def test_a_result_that_is_kept_for_later_is_not_recorded() -> None:
@@ -189,7 +253,7 @@ def test_a_result_that_is_kept_for_later_is_not_recorded() -> None:
         return kept[0] * 2.0
 
     with torch.inference_mode(), pytest.raises(RecordingRefused, match="keeps a result"):
-        record(compute, Arena())
+        once(compute)
 
 
 def test_a_float32_linear_recorded_before_its_first_adapter_reads_it_as_it_is() -> None:
@@ -206,8 +270,8 @@ def test_a_float32_linear_recorded_before_its_first_adapter_reads_it_as_it_is() 
         return out
 
     with torch.inference_mode():
-        tape = record(compute, Arena())
+        tape = once(compute)
         table.set(0, cast(weights, torch.bfloat16))
-        got = tape.play()
+        got = tape.play(())
 
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
