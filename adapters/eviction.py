@@ -14,7 +14,6 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 UNUSED = -math.inf  # the rank of what has not been used yet
-HALF_LIFE = 120.0  # seconds after which a past use counts half
 MIN_GARBAGE = 64  # dead heap entries that are not worth a clean-up
 
 
@@ -59,8 +58,9 @@ class CostAwareEviction(EvictionPolicy):
     """
 
     def __init__(
-        self, half_life: float = HALF_LIFE, clock: Callable[[], float] = time.monotonic
+        self, half_life: float = 120.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """`half_life`: seconds after which a past use counts half."""
         self._half_life = half_life
         self._clock = clock
         self._start = clock()

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from loraplex.adapters.eviction import CostAwareEviction, EvictionPolicy, LRUEviction
 from loraplex.adapters.injection import LoRASites, inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
@@ -94,10 +96,13 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         store=Path(config.adapter_store),
         base_names=_base_names(loaded),
         device_bytes=adapter_memory,
+        eviction=_eviction(config),
     )
     begin(2)
     stops = StopChecker(loaded.eos_token_ids)
-    kv, cache, attention = _kv(config, loaded, probe, kernels, reserved=adapter_memory)
+    recompute = RecomputeCost()
+    make_pool = partial(BlockPool, eviction=_eviction(config), restore_cost=recompute.per_token)
+    kv, cache, attention = _kv(config, loaded, probe, kernels, adapter_memory, make_pool)
     scheduler = Scheduler(
         kv,
         AdapterGate(lora, config.adapter_wait),
@@ -108,7 +113,6 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     sampler = Sampler(stops, TokenText(tokenizer), kernels)
     forward = Forward(loaded, attention, context)
     recorded = _recorded_steps(config, forward, kv, kernels)
-    recompute = RecomputeCost()
     transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
     runner = ModelRunner(forward, cache, sampler, recorded, transfers)
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner, recompute)
@@ -177,11 +181,13 @@ def _kv(
     probe: AttentionProbe,
     kernels: Kernels,
     reserved: int,
+    make_pool: Callable[[int], BlockPool],
 ) -> tuple[KVCacheManager, KVCache, AttentionContext]:
     """The pool over memory that is really there, and our attention reading from it.
 
     Args:
         reserved: bytes of the memory that is free now which the pool must leave.
+        make_pool: of so many blocks, the null block included.
     """
     layers = [probe.layers[index] for index in sorted(probe.layers)]
     groups = group_layers(layers)
@@ -200,9 +206,16 @@ def _kv(
     attention = AttentionContext()
     install_attention(probe, groups, cache, attention)
     scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)
-    pool = BlockPool(num_blocks)
-    kv = KVCacheManager(pool, groups, config.block_size, loaded.max_model_len, scope)
+    kv = KVCacheManager(
+        make_pool(num_blocks), groups, config.block_size, loaded.max_model_len, scope
+    )
     return kv, cache, attention
+
+
+def _eviction(config: EngineConfig) -> EvictionPolicy:
+    if config.eviction == "lru":
+        return LRUEviction()
+    return CostAwareEviction(config.eviction_half_life)
 
 
 def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:

@@ -18,17 +18,22 @@ from loraplex.engine.protocol import (
     AdapterInfo,
     AdapterRegistered,
     AdapterUnregistered,
+    BlockMap,
     Command,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
+    GetBlockMap,
     GetStats,
     Hello,
     RegisterAdapter,
     RequestFailed,
+    SetTenantShares,
     StartProgress,
+    TenantShare,
+    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
 )
@@ -136,6 +141,16 @@ class EngineClient:
     async def unregister_adapter(self, command: UnregisterAdapter) -> None:
         """Returns once no sequence uses the adapter. Raises as `register_adapter` does."""
         await self._ask(command.request_id, command, AdapterUnregistered)
+
+    async def set_tenant_shares(self, shares: list[TenantShare]) -> None:
+        """All or nothing. Raises as `register_adapter` does."""
+        command = SetTenantShares(f"shares-{uuid.uuid4().hex}", shares)
+        await self._ask(command.request_id, command, TenantSharesSet)
+
+    async def block_map(self) -> BlockMap:
+        """Raises EngineUnavailable."""
+        command = GetBlockMap(f"blocks-{uuid.uuid4().hex}")
+        return await self._ask(command.request_id, command, BlockMap)
 
     async def stats(self) -> EngineStats:
         """Raises EngineUnavailable."""

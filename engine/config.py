@@ -6,6 +6,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "naive", "triton")
 QUANTIZATIONS = ("none", "int8")
+EVICTION = ("cost", "lru")
 SCHEDULING = ("fair", "fcfs")
 
 
@@ -29,6 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_disk: int = 0  # bytes of files for blocks that host memory evicts; 0: none
     max_adapter_slots: int = 16
     adapter_memory: int | None = None  # bytes of resident adapters; None: `default_adapter_memory`
+    eviction: str = "cost"  # of cached blocks and idle adapters; lru: by their last use alone
+    eviction_half_life: float = 120.0  # seconds after which a use counts half
     scheduling: str = "fair"  # between tenants; fcfs: by arrival, whoever asks
     adapter_wait: float = 2.0  # seconds until a slot is drained for a waiting adapter
     seed: int = 0
@@ -61,6 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 _CHOICES = (
     ("dtype", DTYPES),
     ("device", DEVICES),
+    ("eviction", EVICTION),
     ("scheduling", SCHEDULING),
     ("kernels", KERNELS),
     ("quantization", QUANTIZATIONS),
@@ -75,6 +79,7 @@ _MINIMA = (
     ("swap_disk", 0),
     ("max_adapter_slots", 1),
     ("adapter_memory", 0),
+    ("eviction_half_life", 0.001),
     ("adapter_wait", 0.0),
     ("num_threads", 1),
 )

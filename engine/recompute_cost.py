@@ -2,6 +2,7 @@
 
 MIN_TOKENS = 32  # of a step whose time says something
 TOKENS_PER_SEQUENCE = 4  # at least: a decode step is bound by the weights, not by its tokens
+ATTENTION_TOKENS = 32_768  # length of a prompt at which attention takes as long as all the rest
 _WEIGHT = 0.2  # of the newest step in the running mean
 
 
@@ -19,6 +20,12 @@ class RecomputeCost:
         if self.seconds_per_token is None:
             self.seconds_per_token = measured
         self.seconds_per_token += _WEIGHT * (measured - self.seconds_per_token)
+
+    def per_token(self, num_tokens: int) -> float:
+        """Seconds for each token of a prompt so long; longer ones attend to more. In an arbitrary
+        unit until it is known."""
+        base = self.seconds_per_token if self.seconds_per_token is not None else 1.0
+        return base * (1 + num_tokens / ATTENTION_TOKENS)
 
     def seconds(self, num_tokens: float) -> float | None:
         """What so many tokens would cost; None until it is known."""

@@ -20,18 +20,22 @@ from loraplex.engine.errors import RequestRejected, StartRefused
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     AbortRequest,
+    BlockMap,
     Command,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
+    GetBlockMap,
     GetStats,
     Hello,
     RegisterAdapter,
     RequestFailed,
+    SetTenantShares,
     Shutdown,
     StartProgress,
+    TenantSharesSet,
     UnregisterAdapter,
 )
 
@@ -39,6 +43,8 @@ EXIT_FAILED = 1  # a step failed; a fresh start may help
 EXIT_REFUSED = 3  # a restart would not help
 IDLE_MS = 250  # how often an idle engine looks whether its parent still lives
 LOADING_MS = 5
+
+Request = GenerateRequest | RegisterAdapter | UnregisterAdapter | SetTenantShares
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +64,8 @@ class Engine(Protocol):
     def register_adapter(self, command: RegisterAdapter) -> None: ...
     def unregister_adapter(self, command: UnregisterAdapter) -> None: ...
     def prepare(self) -> bool: ...
+    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet: ...
+    def block_map(self, command: GetBlockMap) -> BlockMap: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -115,12 +123,14 @@ class EngineServer:
             case GetStats():
                 stats = self._engine.stats()
                 self._send([msgspec.structs.replace(stats, request_id=command.request_id)])
-            case GenerateRequest() | RegisterAdapter() | UnregisterAdapter():
+            case GetBlockMap():
+                self._send([self._engine.block_map(command)])
+            case GenerateRequest() | RegisterAdapter() | UnregisterAdapter() | SetTenantShares():
                 self._submit(command)
             case Hello():
                 pass  # answered by the mailbox
 
-    def _submit(self, command: GenerateRequest | RegisterAdapter | UnregisterAdapter) -> None:
+    def _submit(self, command: Request) -> None:
         try:
             match command:
                 case GenerateRequest():
@@ -129,6 +139,8 @@ class EngineServer:
                     self._engine.register_adapter(command)
                 case UnregisterAdapter():
                     self._engine.unregister_adapter(command)
+                case SetTenantShares():
+                    self._send([self._engine.set_tenant_shares(command)])
         except RequestRejected as rejection:
             self._send([rejection.to_event(command.request_id)])
         except Exception:

@@ -4,6 +4,7 @@ from loraplex.adapters.manager import LoRAStats
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.protocol import EngineStats
 from loraplex.engine.scheduler import Scheduler, SchedulerOutput, SequenceUpdate
+from loraplex.engine.tenant_stats import tenant_stats
 
 WASTE_EVERY = 13  # steps between two looks; prime to the block, or all looks see one phase of it
 WASTE_BLOCKS = 8  # fewer held blocks say nothing: a lone short sequence is mostly waste
@@ -80,6 +81,7 @@ class StepMetrics:
             swap_discarded_blocks=swapped.discarded,
             peak_waste=self._waste_peak,
             mean_waste=self._waste_sum / self._waste_count if self._waste_count else 0.0,
+            tenants=tenant_stats(scheduler),
             adapters_registered=lora.registered,
             adapters_resident=lora.resident,
             adapter_slots=lora.slots,

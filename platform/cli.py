@@ -61,6 +61,8 @@ def serve(  # noqa: PLR0913 - one parameter per option
     max_num_batched_tokens: Annotated[Text, option("max_num_batched_tokens", "N")] = None,
     kv_cache_memory: Annotated[Text, option("kv_cache_memory", "BYTES")] = None,
     block_size: Annotated[Text, option("block_size", "N")] = None,
+    eviction: Annotated[Text, option("eviction", "cost|lru")] = None,
+    eviction_half_life: Annotated[Text, option("eviction_half_life", "SECONDS")] = None,
     scheduling: Annotated[Text, option("scheduling", "fair|fcfs")] = None,
     max_adapter_slots: Annotated[Text, option("max_adapter_slots", "N")] = None,
     adapter_memory: Annotated[Text, option("adapter_memory", "BYTES")] = None,

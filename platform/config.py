@@ -96,6 +96,12 @@ class Settings(BaseSettings):
         None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
     )
     block_size: int = Field(8, ge=1, description="Tokens of one KV block")
+    eviction: Literal["cost", "lru"] = Field(
+        "cost", description="Which idle KV blocks and adapters leave first; lru: by last use alone"
+    )
+    eviction_half_life: float = Field(
+        120.0, ge=0.001, description="Seconds after which a use of them counts half"
+    )
     scheduling: Literal["fair", "fcfs"] = Field(
         "fair", description="fair: tenants take turns by what they were served; fcfs: by arrival"
     )
