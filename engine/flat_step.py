@@ -66,8 +66,8 @@ def flatten(scheduled: Items[ScheduledSequence], kv: KVCacheManager) -> FlatStep
     rows = np.repeat(np.arange(len(sequences)), counts)  # [T] each token's sequence
     positions = np.arange(query_start[-1]) + (starts - query_start[:-1])[rows]
     num_blocks = -(-int(ends.max()) // kv.block_size)
-    tables = np.stack([kv.block_ids(s)[:, :num_blocks] for s in sequences], axis=1)
-    tables = tables.astype(np.int64)
+    ids = np.stack([kv.block_ids(s)[:, :num_blocks] for s in sequences], axis=1)
+    tables = ids.astype(np.int64)
     blocks, offsets = np.divmod(positions, kv.block_size)
     slots = tables[:, rows, blocks] * kv.block_size + offsets
     written_from = np.stack([kv.written_from(s) for s in sequences], axis=1)[:, rows]

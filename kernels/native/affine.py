@@ -44,10 +44,11 @@ class Affine:
         moved[:, 0] += constants
         return Affine(moved)
 
-    def __getitem__(self, which: object) -> "Affine":
-        return Affine(self.coefficients[which])  # type: ignore[index]
+    def select(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "Affine":
+        """Some of the numbers, by place or by mask."""
+        return Affine(self.coefficients[which])
 
     @property
     def varies(self) -> NDArray[np.bool_]:
         """[N] whether a number depends on the sizes."""
-        return self.coefficients[:, 1:].any(axis=1)
+        return np.asarray(self.coefficients[:, 1:].any(axis=1))

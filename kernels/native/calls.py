@@ -37,13 +37,13 @@ class CallList:
         self._words = writer.words
         self._native = native()  # alive, as are the functions in it
         found = np.array(writer.found, np.int64).reshape(-1, 3)
-        affine = numbers[found[:, 1]].plus(found[:, 2])
+        affine = numbers.select(found[:, 1]).plus(found[:, 2])
         self._words[found[:, 0]] = affine.coefficients[:, 0]
         self._varying = found[affine.varies, 0]
-        self._numbers = affine[affine.varies]
+        self._numbers = affine.select(affine.varies)
         threads = np.array(writer.threads, np.int64).reshape(-1, 3)
         self._thread_words, self._grains = threads[:, 0], threads[:, 2]
-        self._work = numbers[threads[:, 1]]
+        self._work = numbers.select(threads[:, 1])
 
     def address(self, index: int) -> int:
         """Of a call, for `lpx_play`."""
@@ -71,12 +71,12 @@ class _Writer:
 
     def _write(self, word: int, launch: Launch) -> None:
         function = getattr(native(), launch.name)
-        self.words[word] = ctypes.cast(function, ctypes.c_void_p).value
+        self.words[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         integers = word + 1
         floats = self.words[integers + _INTEGERS : word + _WORDS].view(np.float32)
         num_floats = 0
         for letter, operand in zip(signature(launch.name), launch.operands, strict=True):
-            if letter == "f":
+            if letter == "f" and isinstance(operand, float):
                 floats[num_floats] = operand
                 num_floats += 1
             else:

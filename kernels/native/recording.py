@@ -143,7 +143,7 @@ class Notebook:
         return Recording(self._steps, view, loans, self._numbers)
 
     def view(self, tensor: Tensor) -> View:
-        layout = self._note(tensor.storage_offset(), *tensor.shape, *tensor.stride())
+        layout = self._note(int(tensor.storage_offset()), *tensor.shape, *tensor.stride())
         return View(self._memory(tensor), tensor.dtype, layout, tensor.dim())
 
     def _operand(self, letter: str, argument: Argument) -> Operand:
@@ -151,7 +151,7 @@ class Notebook:
             case int() | float() if letter == "f":
                 return float(argument)
             case Tensor():
-                offset = argument.storage_offset() * argument.element_size()
+                offset = int(argument.storage_offset()) * argument.element_size()
                 return Address(self._memory(argument), self._note(offset))
             case array():
                 return NumberList(self._note(*argument), len(argument))
