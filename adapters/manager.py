@@ -14,10 +14,11 @@ from loraplex.adapters.errors import (
     shown,
 )
 from loraplex.adapters.eviction import EvictionPolicy
+from loraplex.adapters.frontier import frontier
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.injection import LoRASites
 from loraplex.adapters.loader import AdapterLoader
-from loraplex.adapters.manifest import MAX_RANK, AdapterManifest, AdapterRef
+from loraplex.adapters.manifest import MAX_RANK, Activation, AdapterManifest, AdapterRef
 from loraplex.adapters.pool import AdapterPool
 from loraplex.adapters.safetensors_file import MAX_HEADER_BYTES, open_safetensors
 from loraplex.adapters.store import AdapterStore, StoredAdapter
@@ -38,7 +39,8 @@ class RegisteredAdapter:
     target_modules: list[str]  # last name parts, sorted
     num_modules: int
     num_bytes: int  # in the engine's dtype
-    activation: str  # "always" or "invocation"
+    activation: Activation
+    frontier: int  # the layers below it store what they store without the adapter
     base_model: str  # what its config says that it was trained on
     base_mismatch: bool  # that is another name than the served model's, and was accepted
 
@@ -97,7 +99,12 @@ class LoRAManager:
         self._lock = threading.Lock()  # guards _entries, which register shares with the engine
 
     def register(
-        self, tenant: str, adapter_id: str, path: Path, allow_base_mismatch: bool = False
+        self,
+        tenant: str,
+        adapter_id: str,
+        path: Path,
+        allow_base_mismatch: bool = False,
+        activation: Activation | None = None,
     ) -> RegisteredAdapter:
         """Reads, judges and keeps a PEFT folder. The same content again changes nothing.
 
@@ -106,23 +113,33 @@ class LoRAManager:
             adapter_id: a server-made id.
             path: the folder; it is not needed again afterwards.
             allow_base_mismatch: accept an adapter whose config names another base model.
+            activation: from where on it acts; None: as it was trained.
 
         Raises:
-            AdapterRejected: with every fault found.
+            AdapterRejected: with every fault found. Also where the same content is registered under
+                this id to act from elsewhere.
             AdapterUnavailable: the store cannot be used.
         """
         try:
             with self._store.stage(path, self._max_file_bytes()) as staged:
                 mismatch = self._judge_base(staged.manifest, allow_base_mismatch)
+                activation = _judge_activation(staged.manifest, activation)
                 weights = self._read(staged)
                 self._judge_size(weights.num_bytes)
                 stored = self._store.publish(staged)
         except OSError as error:
             raise AdapterUnavailable("the adapter store cannot be used") from error
         ref = AdapterRef(tenant=tenant, adapter_id=adapter_id, digest=stored.digest)
-        info = _describe(ref, stored.manifest, weights, mismatch)
+        info = self._describe(ref, stored.manifest, weights, activation, mismatch)
         with self._lock:
             entry = self._entries.setdefault(ref, _Entry(info, stored))
+        if entry.info.activation is not activation:
+            raise AdapterRejected(
+                [
+                    f"the adapter is registered with activation {entry.info.activation}; to have "
+                    f"{activation} it must be unregistered first"
+                ]
+            )
         return entry.info
 
     def unregister(self, ref: AdapterRef) -> None:
@@ -257,6 +274,27 @@ class LoRAManager:
         file = open_safetensors(stored.weights_path)
         return read_weights(file, targets, self._sites.dtype, self._sites.embedding_weight)
 
+    def _describe(
+        self,
+        ref: AdapterRef,
+        manifest: AdapterManifest,
+        weights: LoRAWeights,
+        activation: Activation,
+        mismatch: bool,
+    ) -> RegisteredAdapter:
+        modules = self._sites.catalogue.modules
+        return RegisteredAdapter(
+            ref=ref,
+            rank=max(module.b.shape[1] for module in weights.modules.values()),
+            target_modules=sorted({name.rpartition(".")[2] for name in weights.modules}),
+            num_modules=len(weights.modules),
+            num_bytes=weights.num_bytes,
+            activation=activation,
+            frontier=frontier(modules[name] for name in weights.modules),
+            base_model=manifest.base_model,
+            base_mismatch=mismatch,
+        )
+
     def _max_file_bytes(self) -> int:
         total = MAX_HEADER_BYTES
         for module in self._sites.catalogue.modules.values():
@@ -293,16 +331,7 @@ def _last_part(name: str) -> str:
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
 
 
-def _describe(
-    ref: AdapterRef, manifest: AdapterManifest, weights: LoRAWeights, mismatch: bool
-) -> RegisteredAdapter:
-    return RegisteredAdapter(
-        ref=ref,
-        rank=max(module.b.shape[1] for module in weights.modules.values()),
-        target_modules=sorted({name.rpartition(".")[2] for name in weights.modules}),
-        num_modules=len(weights.modules),
-        num_bytes=weights.num_bytes,
-        activation=manifest.activation,
-        base_model=manifest.base_model,
-        base_mismatch=mismatch,
-    )
+def _judge_activation(manifest: AdapterManifest, wanted: Activation | None) -> Activation:
+    if wanted is Activation.INVOCATION and not manifest.invocation_tokens:
+        raise AdapterRejected(["activation invocation needs an adapter with invocation tokens"])
+    return wanted or manifest.activation

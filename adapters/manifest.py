@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Self
 
 import msgspec
@@ -20,6 +21,14 @@ _MAX_INVOCATION_TOKENS = 512
 _MAX_NAMES = 4096
 _MAX_NAME_LENGTH = 512
 _MAX_REGEX_LENGTH = 4096
+
+
+class Activation(StrEnum):
+    """From which token on an adapter acts."""
+
+    ALWAYS = "always"  # from the first
+    INVOCATION = "invocation"  # from the last occurrence of its invocation tokens
+    AFTER_PROMPT = "after_prompt"  # from the end of the base prompt
 
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,9 +116,9 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
         return faults
 
     @property
-    def activation(self) -> str:
-        """`"always"`, or `"invocation"`: from the last occurrence of the invocation tokens on."""
-        return "invocation" if self.invocation_tokens else "always"
+    def activation(self) -> Activation:
+        """What it was trained for."""
+        return Activation.INVOCATION if self.invocation_tokens else Activation.ALWAYS
 
     @property
     def fingerprint(self) -> str:

@@ -3,16 +3,18 @@
 import logging
 from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from loraplex.adapters.errors import AdapterError, AdapterNotFound, AdapterRejected
 from loraplex.adapters.manager import LoRAManager, LoRAStats, RegisteredAdapter
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
     AdapterInfo,
     AdapterRegistered,
     AdapterUnregistered,
+    BasePromptRef,
     FailureCode,
     RegisterAdapter,
     RequestFailed,
@@ -24,14 +26,25 @@ logger = logging.getLogger(__name__)
 Outcome = AdapterRegistered | AdapterUnregistered | RequestFailed
 
 
+@dataclass(frozen=True)
+class AdapterTerms:
+    """How an adapter is to be applied; the defaults are the base model's."""
+
+    activation: Activation = Activation.ALWAYS
+    invocation_tokens: list[int] | None = None
+    frontier: int = 0
+    base_prompt: BasePromptRef | None = None
+
+
 class AdapterDesk:
     """Reads adapters on a thread of its own, so that no decode step waits for a disk."""
 
     def __init__(self, lora: LoRAManager) -> None:
         self._lora = lora
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-register")
-        self._registering: list[tuple[str, Future[RegisteredAdapter]]] = []
+        self._registering: list[tuple[RegisterAdapter, Future[RegisteredAdapter]]] = []
         self._unregistering: list[UnregisterAdapter] = []
+        self._base_prompts: dict[AdapterRef, BasePromptRef | None] = {}  # of registered adapters
 
     @property
     def is_busy(self) -> bool:
@@ -44,20 +57,21 @@ class AdapterDesk:
             command.adapter_id,
             Path(command.path),
             allow_base_mismatch=command.allow_base_mismatch,
+            activation=command.activation,
         )
-        self._registering.append((command.request_id, future))
+        self._registering.append((command, future))
 
     def unregister(self, command: UnregisterAdapter) -> None:
         self._unregistering.append(command)
 
     def outcomes(self, in_use: Set[AdapterRef]) -> list[Outcome]:
         """What was decided since the last call. `in_use`: adapters that sequences still need."""
-        done = [(id_, future) for id_, future in self._registering if future.done()]
+        done = [item for item in self._registering if item[1].done()]
         self._registering = [item for item in self._registering if item not in done]
         leaving = [c for c in self._unregistering if c.adapter not in in_use]
         self._unregistering = [c for c in self._unregistering if c.adapter in in_use]
         return [
-            *(_registered(id_, future) for id_, future in done),
+            *(self._registered(command, future) for command, future in done),
             *map(self._unregister, leaving),
         ]
 
@@ -67,22 +81,24 @@ class AdapterDesk:
     def load_error(self, ref: AdapterRef | None) -> AdapterError | None:
         return None if ref is None else self._lora.load_error(ref)
 
-    def invocation_tokens(self, ref: AdapterRef | None) -> list[int] | None:
-        """Of an activated LoRA; None for every other adapter and the base.
+    def terms(self, ref: AdapterRef | None) -> AdapterTerms:
+        """How to apply an adapter, or the base model for None.
 
         Raises:
             RequestRejected: when the engine does not know the adapter, or it is being removed.
         """
         if ref is None:
-            return None
+            return AdapterTerms()
         try:
-            manifest = self._lora.manifest(ref)
+            info, manifest = self._lora.info(ref), self._lora.manifest(ref)
         except AdapterNotFound as error:
             raise RequestRejected(FailureCode.ADAPTER_NOT_FOUND, str(error), "model") from error
         if any(command.adapter == ref for command in self._unregistering):
             message = "The adapter is being removed."
             raise RequestRejected(FailureCode.ADAPTER_NOT_FOUND, message, "model")
-        return manifest.invocation_tokens
+        return AdapterTerms(
+            info.activation, manifest.invocation_tokens, info.frontier, self._base_prompts.get(ref)
+        )
 
     def stats(self) -> LoRAStats:
         return self._lora.stats()
@@ -96,30 +112,45 @@ class AdapterDesk:
             self._lora.unregister(command.adapter)
         except AdapterError as error:
             return _failed(command.request_id, error)
+        self._base_prompts.pop(command.adapter, None)
         return AdapterUnregistered(command.request_id)
 
+    def _registered(
+        self, command: RegisterAdapter, future: Future[RegisteredAdapter]
+    ) -> AdapterRegistered | RequestFailed:
+        try:
+            adapter = future.result()
+            if (
+                self._base_prompts.setdefault(adapter.ref, command.base_prompt)
+                != command.base_prompt
+            ):
+                raise AdapterRejected(
+                    ["the adapter is registered with another base prompt; unregister it first"]
+                )
+        except AdapterError as error:
+            return _failed(command.request_id, error)
+        except Exception:  # whatever one tenant's files provoke stays that registration's failure
+            logger.exception("Registration %s failed", command.request_id)
+            message = "The adapter could not be read."
+            return RequestFailed(
+                request_id=command.request_id, code=FailureCode.INTERNAL, message=message
+            )
+        info = _describe(adapter, command.base_prompt)
+        return AdapterRegistered(command.request_id, info)
 
-def _registered(request_id: str, future: Future[RegisteredAdapter]) -> Outcome:
-    try:
-        adapter = future.result()
-    except AdapterError as error:
-        return _failed(request_id, error)
-    except Exception:  # whatever one tenant's files provoke stays that registration's failure
-        logger.exception("Registration %s failed", request_id)
-        message = "The adapter could not be read."
-        return RequestFailed(request_id=request_id, code=FailureCode.INTERNAL, message=message)
-    return AdapterRegistered(
-        request_id,
-        AdapterInfo(
-            ref=adapter.ref,
-            rank=adapter.rank,
-            target_modules=list(adapter.target_modules),
-            num_modules=adapter.num_modules,
-            num_bytes=adapter.num_bytes,
-            activation=adapter.activation,
-            base_model=adapter.base_model,
-            base_mismatch=adapter.base_mismatch,
-        ),
+
+def _describe(adapter: RegisteredAdapter, base_prompt: BasePromptRef | None) -> AdapterInfo:
+    return AdapterInfo(
+        ref=adapter.ref,
+        rank=adapter.rank,
+        target_modules=list(adapter.target_modules),
+        num_modules=adapter.num_modules,
+        num_bytes=adapter.num_bytes,
+        activation=adapter.activation,
+        frontier=adapter.frontier,
+        base_prompt=base_prompt,
+        base_model=adapter.base_model,
+        base_mismatch=adapter.base_mismatch,
     )
 
 

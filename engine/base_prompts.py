@@ -18,11 +18,21 @@ class BasePrompt:
         self.token_ids = tuple(sequence.token_ids)
         self.keys = keys  # of its full blocks
         self.half: tuple[KVCacheBlock, ...] = ()  # per group its half-full end, once computed
+        self.is_ready = False  # computed, and its blocks kept
         self.is_retired = False  # taken by no new request
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def is_computed(self) -> bool:
+        return self.sequence.is_finished and self.sequence.num_uncomputed_tokens == 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its computing was given up."""
+        return self.sequence.is_finished and self.sequence.num_uncomputed_tokens > 0
 
     def is_beginning_of(self, token_ids: list[int]) -> bool:
         return tuple(token_ids[: self.num_tokens]) == self.token_ids

@@ -18,22 +18,22 @@ from loraplex.engine.protocol import (
     AdapterInfo,
     AdapterRegistered,
     AdapterUnregistered,
-    BlockMap,
+    BasePromptInfo,
+    BasePromptPublished,
+    BasePromptRetired,
     Command,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
-    GetBlockMap,
     GetStats,
     Hello,
+    PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
-    SetTenantShares,
+    RetireBasePrompt,
     StartProgress,
-    TenantShare,
-    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
 )
@@ -142,15 +142,13 @@ class EngineClient:
         """Returns once no sequence uses the adapter. Raises as `register_adapter` does."""
         await self._ask(command.request_id, command, AdapterUnregistered)
 
-    async def set_tenant_shares(self, shares: list[TenantShare]) -> None:
-        """All or nothing. Raises as `register_adapter` does."""
-        command = SetTenantShares(f"shares-{uuid.uuid4().hex}", shares)
-        await self._ask(command.request_id, command, TenantSharesSet)
+    async def publish_base_prompt(self, command: PublishBasePrompt) -> BasePromptInfo:
+        """Returns once the prompt is computed. Raises as `register_adapter` does."""
+        return (await self._ask(command.request_id, command, BasePromptPublished)).info
 
-    async def block_map(self) -> BlockMap:
-        """Raises EngineUnavailable."""
-        command = GetBlockMap(f"blocks-{uuid.uuid4().hex}")
-        return await self._ask(command.request_id, command, BlockMap)
+    async def retire_base_prompt(self, command: RetireBasePrompt) -> None:
+        """Returns once no request uses the prompt. Raises as `register_adapter` does."""
+        await self._ask(command.request_id, command, BasePromptRetired)
 
     async def stats(self) -> EngineStats:
         """Raises EngineUnavailable."""

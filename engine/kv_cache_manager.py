@@ -84,6 +84,11 @@ class KVCacheManager:
             len(row) - passed for row, passed in zip(table.blocks, table.num_passed, strict=True)
         )
 
+    def held_blocks(self, sequence: Sequence) -> list[KVCacheBlock]:
+        table = self._tables.get(sequence.seq_id)
+        rows = table.blocks if table is not None else []
+        return [block for row in rows for block in row if block is not self.pool.null_block]
+
     def num_missing_blocks(self, sequence: Sequence, peaks: list[int]) -> int:
         """Blocks that a running sequence still needs, if each group is to hold its peak.
 
@@ -203,8 +208,12 @@ class KVCacheManager:
         whole = (prompt.num_tokens - 1) // self.block_size * self.block_size
         table = self._tables[sequence.seq_id]
         self._free_passed(sequence, whole)
+        for block in self.held_blocks(sequence):
+            if block.account != sequence.tenant:  # a tenant was quicker
+                self.pool.recharge(block, sequence.tenant)
         if prompt.num_tokens % self.block_size:
             prompt.half = tuple(row[-1] for row in table.blocks)
+        prompt.is_ready = True
 
     def take_copies(self) -> list[BlockCopy]:
         """Copies to be made before this step writes; the caller makes them, once, in order."""

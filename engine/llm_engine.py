@@ -4,26 +4,26 @@ import os
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from loraplex.engine.activation import adapter_start
 from loraplex.engine.adapter_desk import AdapterDesk
 from loraplex.engine.assembly import EngineParts, assemble
-from loraplex.engine.block_map import block_map
+from loraplex.engine.base_prompt_desk import BasePromptDesk
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.detokenizer import Detokenizer
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
-    BlockMap,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
-    GetBlockMap,
+    PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
-    SetTenantShares,
+    RetireBasePrompt,
     StartProgress,
-    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
     Usage,
@@ -32,8 +32,6 @@ from loraplex.engine.request_seed import RequestSeeds
 from loraplex.engine.scheduler import SequenceUpdate
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.step_metrics import StepMetrics
-
-NO_MEMORY = "There is no memory left that this request could ever have."
 
 
 class LLMEngine:
@@ -58,6 +56,9 @@ class LLMEngine:
         self._metrics = StepMetrics()
         self._adapters = AdapterDesk(parts.lora)
         self.info = _describe(config, parts)
+        self._base_prompts = BasePromptDesk(
+            parts.scheduler, parts.tokenizer, self.info.max_model_len, self.info.vocab_size
+        )
 
     @property
     def has_work(self) -> bool:
@@ -70,9 +71,8 @@ class LLMEngine:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an adapter or a swapped block is being read: `step` again soon, without a request
-        coming in."""
-        return bool(self._scheduler.waiting) or self._adapters.is_busy
+        """Whether an outcome is due: `step` again soon, without a request coming in."""
+        return bool(self._scheduler.waiting) or self._adapters.is_busy or self._base_prompts.is_busy
 
     def add(self, request: GenerateRequest) -> None:
         """Accepts a request; its events come out of `step`.
@@ -80,8 +80,9 @@ class LLMEngine:
         Raises:
             RequestRejected: when it cannot be served, with the reason.
         """
+        terms = self._adapters.terms(request.adapter)
+        request, prompt = self._base_prompts.apply(request, terms.base_prompt)
         self._refuse_impossible(request)
-        invocation = self._adapters.invocation_tokens(request.adapter)
         sampling = request.sampling
         sequence = Sequence(
             request,
@@ -94,9 +95,15 @@ class LLMEngine:
             ),
             seed=self._seeds.of(request),
             max_len=self.info.max_model_len,
-            adapter_start=adapter_start(request.prompt_token_ids, invocation),
+            adapter_start=adapter_start(
+                request.prompt_token_ids,
+                terms.activation,
+                terms.invocation_tokens,
+                prompt.num_tokens if prompt else 0,
+            ),
+            frontier=terms.frontier,
         )
-        self._fit(sequence)
+        sequence.base_prompt = prompt.ref if prompt else None
         if request.adapter is not None:
             self._parts.lora.prepare(request.adapter)
         self._scheduler.add(sequence)
@@ -110,16 +117,17 @@ class LLMEngine:
         """Computes once and returns what became of it; also the outcomes of registrations."""
         failed = self._fail_unavailable()
         output = self._scheduler.schedule()
-        failed += self._fail_impossible(output.impossible)
         start = time.perf_counter()
         result = self._runner.execute(output, self._scheduler.kv)
         seconds = time.perf_counter() - start
         self._parts.recompute.note(output.num_tokens, len(output.scheduled), seconds)
         updates = self._scheduler.update(output, result)
         self._metrics.count(output, updates, self._scheduler.kv)
-        self._check_when_idle()
+        self._base_prompts.count(updates)
         in_use = self._scheduler.adapters_in_use
-        return [*failed, *map(self._event, updates), *self._adapters.outcomes(in_use)]
+        outcomes = [*self._adapters.outcomes(in_use), *self._base_prompts.outcomes()]
+        self._check_when_idle()
+        return [*failed, *map(self._event, updates), *outcomes]
 
     def register_adapter(self, command: RegisterAdapter) -> None:
         """Reads and checks an adapter on another thread; the outcome comes out of `step`."""
@@ -129,6 +137,22 @@ class LLMEngine:
         """Forgets an adapter once no sequence uses it; the outcome comes out of `step`."""
         self._adapters.unregister(command)
 
+    def publish_base_prompt(self, command: PublishBasePrompt) -> None:
+        """Computes a prompt for all tenants; the outcome comes out of `step`.
+
+        Raises:
+            RequestRejected: when it cannot be served, with the reason.
+        """
+        self._base_prompts.publish(command)
+
+    def retire_base_prompt(self, command: RetireBasePrompt) -> None:
+        """Takes a prompt from new requests; that its last user is gone comes out of `step`.
+
+        Raises:
+            RequestRejected: when there is none of this name.
+        """
+        self._base_prompts.retire(command)
+
     def prepare(self) -> bool:
         """Does a piece of work that saves time later; for when there is nothing else to do.
 
@@ -137,26 +161,12 @@ class LLMEngine:
         """
         return self._runner.prepare()
 
-    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
-        """Changes floors, ceilings and weights, from the next step on.
-
-        Raises:
-            RequestRejected: with every fault; then nothing has been changed.
-        """
-        faults = self._scheduler.kv.pool.set_shares(command.shares)
-        if faults:
-            message = "; ".join(faults)
-            raise RequestRejected(FailureCode.INVALID_REQUEST, message, "shares", faults)
-        for share in command.shares:
-            self._scheduler.policy.set_weight(share.tenant, share.weight)
-        return TenantSharesSet(command.request_id)
-
-    def block_map(self, command: GetBlockMap) -> BlockMap:
-        """Every KV block's owner, state and reference count."""
-        return block_map(self._scheduler.kv.pool, command.request_id)
-
     def stats(self) -> EngineStats:
-        return self._metrics.stats(self._scheduler, self._adapters.stats())
+        return msgspec.structs.replace(
+            self._metrics.stats(self._scheduler, self._adapters.stats()),
+            base_prompts=self._base_prompts.stats(),
+            base_prompt_saved_tokens=self._base_prompts.num_saved_tokens,
+        )
 
     def close(self) -> None:
         self._adapters.close()
@@ -185,29 +195,6 @@ class LLMEngine:
                 f"logit_bias and stop_token_ids take token ids below {vocab_size}",
                 "logit_bias" if sampling.logit_bias else "stop_token_ids",
             )
-
-    def _fit(self, sequence: Sequence) -> None:
-        """Refuses what its tenant's memory can never hold, and ends the rest where that ends."""
-        refusal = self._scheduler.admission.refusal(sequence)
-        if refusal is not None:
-            raise RequestRejected(FailureCode.BUDGET_EXCEEDED, refusal, "prompt")
-        sequence.max_len = self._scheduler.admission.longest(sequence)
-
-    def _fail_impossible(self, sequences: list[Sequence]) -> list[RequestFailed]:
-        """Ends waiting requests that nothing can make room for any more."""
-        failed: list[RequestFailed] = []
-        for sequence in sequences:
-            if not sequence.is_finished:
-                message = self._scheduler.admission.refusal(sequence) or NO_MEMORY
-                self._scheduler.abort(sequence.request_id)
-                failed.append(
-                    RequestFailed(
-                        request_id=sequence.request_id,
-                        code=FailureCode.BUDGET_EXCEEDED,
-                        message=message,
-                    )
-                )
-        return failed
 
     def _fail_unavailable(self) -> list[RequestFailed]:
         """Ends the requests whose adapter could not be read; only these."""

@@ -4,11 +4,11 @@ Commands go to the engine, events come back. Each accepted `GenerateRequest` end
 `TokenEvent` with a `finish_reason` for each choice, or in one `RequestFailed` for all of them.
 """
 
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
 import msgspec
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.sampling_params import SamplingParams
 
 
@@ -27,6 +27,7 @@ class FailureCode(StrEnum):
     ADAPTER_NOT_FOUND = "adapter_not_found"
     ADAPTER_REJECTED = "adapter_rejected"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
+    BASE_PROMPT_NOT_FOUND = "base_prompt_not_found"
     ENGINE_UNAVAILABLE = "engine_unavailable"
     INTERNAL = "internal"
 
@@ -66,6 +67,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     prompt_token_ids: list[int]
     sampling: SamplingParams
     adapter: AdapterRef | None = None  # None: the base model
+    base_prompt: BasePromptRef | None = None  # put before the prompt; None: the adapter's, if any
     priority: int = 0  # lower runs first
 
 
@@ -81,6 +83,8 @@ class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_a
     adapter_id: str  # a server-made id; a display name never reaches the engine
     path: str
     allow_base_mismatch: bool = False  # accept an adapter trained on a base of another name
+    activation: Activation | None = None  # from where on it acts; None: as it was trained
+    base_prompt: BasePromptRef | None = None  # put before every prompt that names no other
 
 
 class UnregisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unregister_adapter"):
@@ -99,19 +103,26 @@ class TenantShare(msgspec.Struct, frozen=True):
     weight: float = 1.0  # its part of the computing time beside others that wait
 
 
-class SetTenantShares(msgspec.Struct, frozen=True, tag="set_tenant_shares"):
-    """Sets the shares of the tenants named; others keep theirs. All or nothing: answered by
-    `TenantSharesSet`, or by `RequestFailed` with every fault."""
+class PublishBasePrompt(msgspec.Struct, frozen=True, kw_only=True, tag="publish_base_prompt"):
+    """Computes a prompt once, for all tenants. Answered by `BasePromptPublished` once it is
+    computed, or by `RequestFailed`. The same prompt again changes nothing."""
 
     request_id: str
-    shares: list[TenantShare]
+    prompt_id: str  # a server-made id
+    version: int
+    token_ids: list[int]
+
+
+class RetireBasePrompt(msgspec.Struct, frozen=True, kw_only=True, tag="retire_base_prompt"):
+    """Takes a prompt from new requests at once. Answered by `BasePromptRetired` when the last
+    request that uses it has ended, or by `RequestFailed`."""
+
+    request_id: str
+    prompt_id: str
+    version: int
 
 
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
-    request_id: str
-
-
-class GetBlockMap(msgspec.Struct, frozen=True, tag="get_block_map"):
     request_id: str
 
 
@@ -128,9 +139,9 @@ Command = (
     | AbortRequest
     | RegisterAdapter
     | UnregisterAdapter
-    | SetTenantShares
+    | PublishBasePrompt
+    | RetireBasePrompt
     | GetStats
-    | GetBlockMap
     | Hello
     | Shutdown
 )
@@ -162,7 +173,9 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     target_modules: list[str]
     num_modules: int
     num_bytes: int
-    activation: str  # "always"; "invocation": from the last occurrence of its invocation tokens on
+    activation: Activation
+    frontier: int = 0  # the layers below it store what the base does; 2**31: all of them
+    base_prompt: BasePromptRef | None = None  # put before every prompt that names no other
     base_model: str = ""  # what its config says that it was trained on
     base_mismatch: bool = False  # that is another name than the served model's, and was accepted
 
@@ -176,32 +189,27 @@ class AdapterUnregistered(msgspec.Struct, frozen=True, tag="adapter_unregistered
     request_id: str
 
 
-class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One account's part of `EngineStats`. Blocks are KV blocks, times are in seconds."""
+class BasePromptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    ref: BasePromptRef
+    num_tokens: int
+    num_blocks: int  # that it keeps; behind a sliding window it needs none
 
-    tenant: str  # a tenant's id, or the operator's account
-    floor: int = 0
-    ceiling: int | None = None
-    weight: float = 1.0
-    held_blocks: int = 0  # in use, and charged to this account
-    cached_blocks: int = 0  # free, with a prefix in them
-    num_running: int = 0
-    num_waiting: int = 0
-    private_block_seconds: float = 0.0  # of held blocks with one holder
-    shared_block_seconds: float = 0.0  # of held blocks with several
-    saved_block_seconds: float = 0.0  # that its sequences used beyond what it was charged for
-    cached_block_seconds: float = 0.0
-    evictions: dict[str, int] = {}  # cached blocks lost: capacity, ceiling, claw_back, retired
-    num_preemptions: int = 0
-    queue_seconds: float = 0.0  # between a request's arrival and its first admission, in all
-    num_queued: int = 0  # requests in that sum
-    swapped_out_bytes: int = 0
-    swapped_in_bytes: int = 0
-    swap_bytes: int = 0  # of its blocks in host memory and on disk, now
-    prefill_tokens: int = 0  # computed; cached ones are not served
-    decode_tokens: int = 0
-    adapter_load_bytes: int = 0  # into slots
-    service: float = 0.0  # its virtual token counter
+
+class BasePromptPublished(msgspec.Struct, frozen=True, tag="base_prompt_published"):
+    request_id: str
+    info: BasePromptInfo
+
+
+class BasePromptRetired(msgspec.Struct, frozen=True, tag="base_prompt_retired"):
+    request_id: str
+
+
+class BasePromptStats(msgspec.Struct, frozen=True, kw_only=True):
+    info: BasePromptInfo
+    is_ready: bool  # computed
+    is_retired: bool
+    num_users: int  # sequences, waiting ones included
+    num_saved_blocks: int  # that its users would hold in addition, were nothing shared
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
@@ -243,38 +251,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     adapter_loads: int = 0
     adapter_evictions: int = 0
     adapter_references: int = 0  # sequences that hold a slot
-    tenants: list[TenantStats] = []
-
-
-class TenantSharesSet(msgspec.Struct, frozen=True, tag="tenant_shares_set"):
-    request_id: str
-
-
-class BlockState(IntEnum):
-    BLANK = 0  # free, with nothing in it
-    CACHED = 1  # free, with a prefix that can be found
-    HELD = 2  # by one sequence
-    SHARED = 3  # by several
-    BASE_PROMPT = 4  # an operator's, held by all who use it
-    NULL = 5  # never handed out
-
-
-class BlockRun(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks that are alike."""
-
-    owner: int  # place in `BlockMap.owners`
-    state: BlockState
-    references: int
-    count: int
-
-
-class BlockMap(msgspec.Struct, frozen=True, kw_only=True, tag="block_map"):
-    """All KV blocks, the null block included, in at most 4 kB per 10,000."""
-
-    request_id: str
-    owners: list[str]  # tenants and the operator; "" for nobody, and for tenants without a name
-    runs: list[BlockRun]
-    is_rounded: bool = False  # references to powers of 2, and small tenants may be without a name
+    base_prompts: list[BasePromptStats] = []
+    base_prompt_saved_tokens: int = 0  # of base prompts, that requests did not have to compute
 
 
 class StartProgress(msgspec.Struct, frozen=True, tag="start_progress"):
@@ -307,9 +285,9 @@ Event = (
     | RequestFailed
     | AdapterRegistered
     | AdapterUnregistered
-    | TenantSharesSet
+    | BasePromptPublished
+    | BasePromptRetired
     | EngineStats
-    | BlockMap
     | StartProgress
     | EngineInfo
 )

@@ -20,22 +20,20 @@ from loraplex.engine.errors import RequestRejected, StartRefused
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     AbortRequest,
-    BlockMap,
     Command,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
-    GetBlockMap,
     GetStats,
     Hello,
+    PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
-    SetTenantShares,
+    RetireBasePrompt,
     Shutdown,
     StartProgress,
-    TenantSharesSet,
     UnregisterAdapter,
 )
 
@@ -44,9 +42,10 @@ EXIT_REFUSED = 3  # a restart would not help
 IDLE_MS = 250  # how often an idle engine looks whether its parent still lives
 LOADING_MS = 5
 
-Request = GenerateRequest | RegisterAdapter | UnregisterAdapter | SetTenantShares
-
 logger = logging.getLogger(__name__)
+
+Order = GenerateRequest | RegisterAdapter | UnregisterAdapter | PublishBasePrompt | RetireBasePrompt
+"""What an engine can refuse."""
 
 
 class Engine(Protocol):
@@ -63,9 +62,9 @@ class Engine(Protocol):
     def step(self) -> list[Event]: ...
     def register_adapter(self, command: RegisterAdapter) -> None: ...
     def unregister_adapter(self, command: UnregisterAdapter) -> None: ...
+    def publish_base_prompt(self, command: PublishBasePrompt) -> None: ...
+    def retire_base_prompt(self, command: RetireBasePrompt) -> None: ...
     def prepare(self) -> bool: ...
-    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet: ...
-    def block_map(self, command: GetBlockMap) -> BlockMap: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -123,29 +122,32 @@ class EngineServer:
             case GetStats():
                 stats = self._engine.stats()
                 self._send([msgspec.structs.replace(stats, request_id=command.request_id)])
-            case GetBlockMap():
-                self._send([self._engine.block_map(command)])
-            case GenerateRequest() | RegisterAdapter() | UnregisterAdapter() | SetTenantShares():
-                self._submit(command)
             case Hello():
                 pass  # answered by the mailbox
+            case _:
+                self._submit(command)
 
-    def _submit(self, command: Request) -> None:
+    def _submit(self, command: Order) -> None:
         try:
-            match command:
-                case GenerateRequest():
-                    self._engine.add(command)
-                case RegisterAdapter():
-                    self._engine.register_adapter(command)
-                case UnregisterAdapter():
-                    self._engine.unregister_adapter(command)
-                case SetTenantShares():
-                    self._send([self._engine.set_tenant_shares(command)])
+            self._hand_over(command)
         except RequestRejected as rejection:
             self._send([rejection.to_event(command.request_id)])
         except Exception:
             logger.exception("Request %s failed", command.request_id)
             self._send([_internal_failure(command.request_id)])
+
+    def _hand_over(self, command: Order) -> None:
+        match command:
+            case GenerateRequest():
+                self._engine.add(command)
+            case RegisterAdapter():
+                self._engine.register_adapter(command)
+            case UnregisterAdapter():
+                self._engine.unregister_adapter(command)
+            case PublishBasePrompt():
+                self._engine.publish_base_prompt(command)
+            case RetireBasePrompt():
+                self._engine.retire_base_prompt(command)
 
     def _send(self, events: list[Event]) -> None:
         for request_id in self._mailbox.send(events):

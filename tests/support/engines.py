@@ -12,12 +12,16 @@ from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
     AdapterInfo,
     AdapterRegistered,
+    BasePromptPublished,
+    BasePromptRef,
     Event,
     FinishReason,
     GenerateRequest,
     PositionLogprobs,
+    PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
+    RetireBasePrompt,
     TokenEvent,
     Usage,
 )
@@ -68,19 +72,22 @@ def request(
     tenant: str = "t",
     namespace: str = "n",
     adapter: AdapterRef | None = None,
-    priority: int = 0,
-    **sampling: Any,
+    **options: Any,
 ) -> GenerateRequest:
-    """Greedy and without end of sequence, unless told otherwise."""
+    """Greedy and without end of sequence, unless told otherwise.
+
+    `options`: other fields of the request, or of its sampling.
+    """
+    fields = {name: options.pop(name) for name in ("base_prompt", "priority") if name in options}
     defaults: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 8}
     return GenerateRequest(
         request_id=request_id,
         tenant=tenant,
         namespace=namespace,
         prompt_token_ids=prompt,
-        sampling=SamplingParams(**defaults | sampling),
+        sampling=SamplingParams(**defaults | options),
         adapter=adapter,
-        priority=priority,
+        **fields,
     )
 
 
@@ -110,19 +117,39 @@ def drain(engine: LLMEngine) -> list[Event]:
     return events
 
 
-def register(engine: LLMEngine, folder: Path, *, tenant: str = "t") -> AdapterInfo:
+def register(engine: LLMEngine, folder: Path, *, tenant: str = "t", **options: Any) -> AdapterInfo:
     """Registers a PEFT folder and waits for the outcome, which must be good."""
-    outcome = try_register(engine, folder, tenant=tenant)
+    outcome = try_register(engine, folder, tenant=tenant, **options)
     assert isinstance(outcome, AdapterRegistered), outcome
     return outcome.info
 
 
 def try_register(
-    engine: LLMEngine, folder: Path, *, tenant: str = "t"
+    engine: LLMEngine, folder: Path, *, tenant: str = "t", **options: Any
 ) -> AdapterRegistered | RequestFailed:
-    engine.register_adapter(
-        RegisterAdapter(request_id="reg", tenant=tenant, adapter_id=folder.name, path=str(folder))
-    )
+    """`options`: fields of `RegisterAdapter`; the folder's name is the adapter's by default."""
+    fields = {"adapter_id": folder.name, "path": str(folder)} | options
+    engine.register_adapter(RegisterAdapter(request_id="reg", tenant=tenant, **fields))
     (outcome,) = drain(engine)
     assert isinstance(outcome, AdapterRegistered | RequestFailed)
     return outcome
+
+
+def publish(
+    engine: LLMEngine, token_ids: list[int], prompt_id: str = "prompt", version: int = 1
+) -> BasePromptRef:
+    """Publishes a base prompt and waits until it is computed."""
+    engine.publish_base_prompt(
+        PublishBasePrompt(
+            request_id="pub", prompt_id=prompt_id, version=version, token_ids=token_ids
+        )
+    )
+    (outcome,) = drain(engine)
+    assert isinstance(outcome, BasePromptPublished), outcome
+    return outcome.info.ref
+
+
+def retire(engine: LLMEngine, ref: BasePromptRef, request_id: str = "retire") -> None:
+    engine.retire_base_prompt(
+        RetireBasePrompt(request_id=request_id, prompt_id=ref.prompt_id, version=ref.version)
+    )

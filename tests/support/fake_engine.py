@@ -9,28 +9,27 @@ import time
 
 import msgspec
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, RequestRejected
 from loraplex.engine.protocol import (
     AdapterInfo,
     AdapterRegistered,
     AdapterUnregistered,
-    BlockMap,
-    BlockRun,
-    BlockState,
+    BasePromptInfo,
+    BasePromptPublished,
+    BasePromptRef,
+    BasePromptRetired,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     FinishReason,
     GenerateRequest,
-    GetBlockMap,
+    PublishBasePrompt,
     RegisterAdapter,
-    SetTenantShares,
+    RetireBasePrompt,
     StartProgress,
-    TenantShare,
-    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
     Usage,
@@ -62,7 +61,6 @@ class FakeEngine:
         self.running: dict[str, list[int]] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.outcomes: list[Event] = []
-        self.shares: list[TenantShare] = []
         self.num_aborts = 0
 
     @property
@@ -102,27 +100,26 @@ class FakeEngine:
             target_modules=[],
             num_modules=0,
             num_bytes=0,
-            activation="always",
+            activation=Activation.ALWAYS,
         )
         self.outcomes.append(AdapterRegistered(command.request_id, info))
 
     def unregister_adapter(self, command: UnregisterAdapter) -> None:
         self.outcomes.append(AdapterUnregistered(command.request_id))
 
+    def publish_base_prompt(self, command: PublishBasePrompt) -> None:
+        info = BasePromptInfo(
+            ref=BasePromptRef(prompt_id=command.prompt_id, version=command.version),
+            num_tokens=len(command.token_ids),
+            num_blocks=0,
+        )
+        self.outcomes.append(BasePromptPublished(command.request_id, info))
+
+    def retire_base_prompt(self, command: RetireBasePrompt) -> None:
+        self.outcomes.append(BasePromptRetired(command.request_id))
+
     def prepare(self) -> bool:
         return False
-
-    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
-        faults = [f"{share.tenant} asks too much" for share in command.shares if share.floor > 8]
-        if faults:
-            raise RequestRejected(FailureCode.INVALID_REQUEST, faults[0], "shares", faults)
-        self.shares = command.shares
-        return TenantSharesSet(command.request_id)
-
-    def block_map(self, command: GetBlockMap) -> BlockMap:
-        runs = [BlockRun(i, BlockState.HELD, 1, share.floor) for i, share in enumerate(self.shares)]
-        owners = [share.tenant for share in self.shares]
-        return BlockMap(request_id=command.request_id, owners=owners, runs=runs)
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)

@@ -3,15 +3,16 @@
 import msgspec
 import pytest
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.protocol import (
     AbortRequest,
     AdapterInfo,
     AdapterRegistered,
     AdapterUnregistered,
-    BlockMap,
-    BlockRun,
-    BlockState,
+    BasePromptInfo,
+    BasePromptPublished,
+    BasePromptRef,
+    BasePromptRetired,
     Command,
     EngineInfo,
     EngineStats,
@@ -19,18 +20,15 @@ from loraplex.engine.protocol import (
     FailureCode,
     FinishReason,
     GenerateRequest,
-    GetBlockMap,
     GetStats,
     Hello,
     PositionLogprobs,
+    PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
-    SetTenantShares,
+    RetireBasePrompt,
     Shutdown,
     StartProgress,
-    TenantShare,
-    TenantSharesSet,
-    TenantStats,
     TokenEvent,
     TokenLogprob,
     UnregisterAdapter,
@@ -40,6 +38,7 @@ from loraplex.engine.sampling_params import SamplingParams
 
 REF = AdapterRef(tenant="t", adapter_id="a", digest="d")
 LOGPROBS = PositionLogprobs(TokenLogprob(1, -9999.0, "\ufffd", [0xF0], 9), [])
+PROMPT = BasePromptInfo(ref=BasePromptRef(prompt_id="p", version=1), num_tokens=2, num_blocks=1)
 COMMANDS: list[Command] = [
     GenerateRequest(
         request_id="r",
@@ -53,9 +52,9 @@ COMMANDS: list[Command] = [
     AbortRequest("r"),
     RegisterAdapter(request_id="r", tenant="t", adapter_id="a", path="folder"),
     UnregisterAdapter(request_id="r", adapter=REF),
-    SetTenantShares("r", [TenantShare("t", floor=2, ceiling=4, weight=0.5)]),
+    PublishBasePrompt(request_id="r", prompt_id="p", version=1, token_ids=[3, 4]),
+    RetireBasePrompt(request_id="r", prompt_id="p", version=1),
     GetStats("r"),
-    GetBlockMap("r"),
     Hello(),
     Shutdown(),
 ]
@@ -81,17 +80,13 @@ EVENTS: list[Event] = [
             target_modules=["q_proj"],
             num_modules=1,
             num_bytes=10,
-            activation="always",
+            activation=Activation.ALWAYS,
         ),
     ),
     AdapterUnregistered("r"),
-    TenantSharesSet("r"),
-    EngineStats(
-        num_running=1,
-        mean_waste=0.5,
-        tenants=[TenantStats(tenant="t", ceiling=8, evictions={"capacity": 2})],
-    ),
-    BlockMap(request_id="r", owners=["", "t"], runs=[BlockRun(1, BlockState.SHARED, 2, 5)]),
+    BasePromptPublished("r", PROMPT),
+    BasePromptRetired("r"),
+    EngineStats(num_running=1, mean_waste=0.5),
     StartProgress("Loading weights", 1, 4),
     EngineInfo(
         model="llama",
