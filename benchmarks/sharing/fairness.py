@@ -1,0 +1,183 @@
+"""Service of backlogged tenants, and what fairness costs.
+
+    python benchmarks/sharing/fairness.py MODEL [--threads N] [--repeats N] [--save FILE] [--quick]
+
+Two and five tenants, of equal weight and of weights 1 and 3, ask for more than there is: every
+other one for long prompts and short answers, the rest for the opposite. All requests are there at
+the start, one tenant's after the other's. Runs of `fair` and `fcfs` alternate.
+
+`gap`: of two tenants that both have requests waiting, the largest difference of what they were
+served over any stretch of time, in prompt tokens (a sampled one counts twice) by weight. `bound`:
+the most that docs/sharing.md allows; of all pairs the one that comes nearest to it. `paper`: the
+bound of VTC, 2 max(L, 2 M), for the lightest tenant.
+"""
+
+import argparse
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from statistics import median
+
+from driver import open_engine, parser, random_prompt, request, save, show
+
+from loraplex.engine.fair_policy import FairPolicy
+from loraplex.engine.llm_engine import LLMEngine
+from loraplex.engine.policy import FCFSPolicy, SchedulingPolicy
+from loraplex.engine.sequence import Sequence
+from loraplex.engine.service_ledger import price
+
+POLICIES: dict[str, type[SchedulingPolicy]] = {"fair": FairPolicy, "fcfs": FCFSPolicy}
+CASES: dict[str, tuple[float, ...]] = {
+    "two, equal": (1, 1),
+    "two, 1:3": (1, 3),
+    "five, equal": (1, 1, 1, 1, 1),
+    "five, 1:3": (1, 3, 1, 3, 1),
+}
+NUM_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    shapes: tuple[tuple[int, int], ...]  # prompt and output tokens of every other tenant's requests
+    tokens: int  # that a tenant of weight 1 asks for, about
+
+
+FULL = Sizes(((256, 16), (64, 48)), 2400)
+QUICK = Sizes(((12, 2), (4, 5)), 300)
+
+
+@dataclass(frozen=True)
+class Run:
+    tokens_per_second: float  # prompt and output tokens of all tenants
+    gap: float
+    bound: float
+
+
+class Watch:
+    """Follows what each tenant was served while it had requests waiting."""
+
+    def __init__(self, policy: SchedulingPolicy, weights: dict[str, float]) -> None:
+        self._policy, self._weights = policy, weights
+        self._extremes: dict[tuple[str, str], tuple[float, float]] = {}
+        self._stakes = dict.fromkeys(weights, 0.0)
+
+    def note(self, waiting: list[Sequence], running: list[Sequence]) -> None:
+        backlogged = sorted({sequence.tenant for sequence in waiting})
+        for pair in combinations(backlogged, 2):
+            now = self._service(pair[0]) - self._service(pair[1])
+            low, high = self._extremes.get(pair, (now, now))
+            self._extremes[pair] = min(low, now), max(high, now)
+        stakes: Counter[str] = Counter()
+        for s in running:
+            left = (s.sampling.max_tokens or 0) - s.num_output_tokens
+            stakes[s.tenant] += price(s.num_tokens, left, 0) / self._weights[s.tenant]
+        self._stakes = {name: max(old, stakes[name]) for name, old in self._stakes.items()}
+
+    def largest_gap(self) -> tuple[float, float]:
+        """The gap that comes nearest to its bound, and that bound."""
+        gaps = [
+            (high - low, max(1.0, self._stakes[a] + self._stakes[b]))
+            for (a, b), (low, high) in self._extremes.items()
+        ]
+        return max(gaps, key=lambda gap: gap[0] / gap[1], default=(0.0, 1.0))
+
+    def _service(self, tenant: str) -> float:
+        service = self._policy.ledger.of(tenant)
+        return price(service.prefill_tokens, service.decode_tokens, 0) / service.weight
+
+
+def run_once(
+    engine: LLMEngine, policy: SchedulingPolicy, weights: tuple[float, ...], sizes: Sizes, seed: int
+) -> Run:
+    """Asks for everything at once, and steps until all of it is there."""
+    scheduler = engine._scheduler
+    scheduler.policy = policy
+    names = {f"t{index}": weight for index, weight in enumerate(weights)}
+    for name, weight in names.items():
+        policy.set_weight(name, weight)
+    num_tokens = ask(engine, names, sizes, seed)
+    watch = Watch(policy, names)
+    watch.note(scheduler.waiting, scheduler.running)
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+        watch.note(scheduler.waiting, scheduler.running)
+    seconds = time.perf_counter() - start
+    gap, bound = watch.largest_gap()
+    return Run(round(num_tokens / seconds, 1), round(gap), round(bound))
+
+
+def ask(engine: LLMEngine, names: dict[str, float], sizes: Sizes, seed: int) -> int:
+    """Adds each tenant's requests, in proportion to its weight; returns their tokens in all."""
+    total = 0
+    for place, (name, weight) in enumerate(names.items()):
+        prompt, output = sizes.shapes[place % len(sizes.shapes)]
+        count = max(2, round(sizes.tokens * weight / price(prompt, output, 0)))
+        for index in range(count):
+            number = seed * 100_000 + place * 1_000 + index
+            tokens = random_prompt(engine, prompt, number)
+            engine.add(request(f"{name} {number}", tokens, output, tenant=name))
+        total += count * (prompt + output)
+    return total
+
+
+def paper_bound(weights: tuple[float, ...], sizes: Sizes) -> float:
+    longest = max(prompt for prompt, _ in sizes.shapes)
+    batch = NUM_ROWS * max(prompt + output for prompt, output in sizes.shapes)
+    return 2 * price(0, batch, 0) / min(weights) if 2 * batch > longest else 2 * longest
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=2, help="runs of each policy")
+    chosen = options.parse_args()
+    sizes = QUICK if chosen.quick else FULL
+    figures = measure(chosen, sizes)
+    heads = [
+        "tenants",
+        "gap",
+        "bound",
+        "paper",
+        "fcfs gap",
+        "fair tok/s",
+        "fcfs tok/s",
+        "fair / fcfs",
+    ]
+    show(heads, [list(row.values()) for row in figures])
+    save(chosen, "fairness", {"sizes": asdict(sizes), "rows": NUM_ROWS, "cases": figures})
+
+
+def measure(chosen: argparse.Namespace, sizes: Sizes) -> list[dict[str, object]]:
+    figures: list[dict[str, object]] = []
+    with open_engine(chosen, max_num_seqs=NUM_ROWS, max_num_batched_tokens=256) as engine:
+        run_once(engine, FCFSPolicy(), (1, 1), QUICK, seed=0)  # kernels are built, tapes recorded
+        for number, (case, weights) in enumerate(CASES.items(), 1):
+            runs: dict[str, list[Run]] = {name: [] for name in POLICIES}
+            for repeat in range(chosen.repeats):
+                for name, policy in POLICIES.items():
+                    seed = 10 * number + repeat + 1000 * (name == "fcfs")
+                    runs[name].append(run_once(engine, policy(), weights, sizes, seed))
+            figures.append(summary(case, weights, sizes, runs))
+    return figures
+
+
+def summary(
+    case: str, weights: tuple[float, ...], sizes: Sizes, runs: dict[str, list[Run]]
+) -> dict[str, object]:
+    worst = max(runs["fair"], key=lambda run: run.gap / run.bound)
+    fair, fcfs = (median(run.tokens_per_second for run in runs[name]) for name in POLICIES)
+    return {
+        "tenants": case,
+        "gap": worst.gap,
+        "bound": worst.bound,
+        "paper": round(paper_bound(weights, sizes)),
+        "fcfs_gap": max(run.gap for run in runs["fcfs"]),
+        "fair_tok_s": fair,
+        "fcfs_tok_s": fcfs,
+        "ratio": round(fair / fcfs, 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
