@@ -70,22 +70,28 @@ class FairLRU(Generic[K]):
         """Lets a held entry leave again; it counts as used now."""
         self._free[self._entries[key].account][key] = None
 
-    def victim(self) -> K | None:
-        """The entry to leave next; None where all are held."""
+    def victim(self, account: str | None = None) -> K | None:
+        """The entry to leave next, for a new one of `account` if there is one. None where all are
+        held, or those that are not belong to accounts that have no more than this one: what others
+        hold for a moment must not cost these their share."""
         skipped: list[str] = []
         found: K | None = None
-        while self._largest and found is None:
-            account = self._true_largest()
-            if account is None:
+        while (largest := self._true_largest()) is not None:
+            if account is not None and self._usage[largest] <= self._usage.get(account, 0):
+                found = self._oldest(account)
                 break
-            if self._free[account]:
-                found = next(iter(self._free[account]))
-            else:
-                heapq.heappop(self._largest)
-                skipped.append(account)
-        for account in skipped:
-            self._push(account)
+            found = self._oldest(largest)
+            if found is not None:
+                break
+            heapq.heappop(self._largest)
+            skipped.append(largest)
+        for name in skipped:
+            self._push(name)
         return found
+
+    def _oldest(self, account: str) -> K | None:
+        """The account's entry that was used longest ago and is not held."""
+        return next(iter(self._free[account]), None) if account in self._free else None
 
     def _true_largest(self) -> str | None:
         """The account at the top of the heap, once what stands there is true."""

@@ -54,7 +54,7 @@ class HostTier:
         if key in self._blocks:
             return None
         if not self._free:
-            victim = self._order.victim()
+            victim = self._order.victim(account)
             if victim is None:
                 return None
             self._on_evict(self._blocks[victim])

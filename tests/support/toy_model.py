@@ -7,11 +7,14 @@ import torch
 from support.adapter_slots import NamedSlots
 from support.word_tokenizer import VOCAB_SIZE
 
+from loraplex.engine.block_storage import BlockStorage
 from loraplex.engine.flat_step import flatten, logits_rows
 from loraplex.engine.input_batch import InputBatch
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
+from loraplex.engine.swap.transfers import Transfers
+from loraplex.kernels.dispatch import NAIVE
 
 CPU = torch.device("cpu")
 
@@ -28,11 +31,19 @@ class ToyModel:
         self._cells = np.random.default_rng(0).integers(
             1 << 60, size=(len(kv.pool.blocks), kv.block_size)
         )
+        self.transfers: Transfers | None = None  # between tiers, if there are any
         self._windows = [group.window for group in kv.groups]
         self._slots = slots
         self._sampler = sampler
 
+    @property
+    def storage(self) -> BlockStorage:
+        """The same numbers, as memory that can be swapped."""
+        return BlockStorage([torch.from_numpy(self._cells)], NAIVE)
+
     def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
+        if self.transfers is not None:
+            self.transfers.move(output.moves)
         for copy in output.copies:
             self._cells[copy.target] = self._cells[copy.source]
         if not output.scheduled:

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.scheduling import Answer, SchedulerHarness, Setup, generate_request, undisturbed
+from support.swapping import SwappingHarness
 
 from loraplex.engine.protocol import GenerateRequest
 
@@ -29,9 +30,12 @@ SAMPLING = st.fixed_dictionaries(
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.harness = SchedulerHarness(TIGHT)
+        self.harness = self.make_harness()
         self.requests: dict[str, tuple[GenerateRequest, int]] = {}
         self.aborted: set[str] = set()
+
+    def make_harness(self) -> SchedulerHarness:
+        return SchedulerHarness(TIGHT)
 
     @rule(
         length=st.integers(1, 24),
@@ -93,3 +97,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25)
 TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+class SwappingMachine(SchedulerMachine):
+    """The same above a host tier that is short of memory, too."""
+
+    def make_harness(self) -> SchedulerHarness:
+        return SwappingHarness(TIGHT, num_host_slots=9)
+
+
+SwappingMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
+TestSwappingMachine = SwappingMachine.TestCase

@@ -1,5 +1,6 @@
 """Who has most gives first, and of that the oldest."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -58,6 +59,17 @@ def test_nothing_leaves_where_all_is_held() -> None:
     order.hold(1)
 
     assert order.victim() is None
+
+
+@pytest.mark.parametrize(("account", "victim"), [("a", 2), ("b", None), ("c", 2)])
+def test_an_account_takes_from_itself_or_from_one_that_has_more(
+    account: str, victim: int | None
+) -> None:
+    order = filled("bbaa")
+    order.hold(0)
+    order.hold(1)
+
+    assert order.victim(account) == victim
 
 
 class FairLRUMachine(RuleBasedStateMachine):

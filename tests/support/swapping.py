@@ -1,0 +1,68 @@
+"""A scheduler at work above host memory and a disk: real tiers, and a toy model's numbers."""
+
+from pathlib import Path
+
+import torch
+from support.scheduling import SchedulerHarness, Setup
+from support.toy_model import ToyModel
+
+from loraplex.engine.recompute_cost import RecomputeCost
+from loraplex.engine.swap.costs import SwapCosts
+from loraplex.engine.swap.disk_tier import DiskTier
+from loraplex.engine.swap.host_arena import HostArena
+from loraplex.engine.swap.segment import SwapIdentity
+from loraplex.engine.swap.swap_manager import SwapManager
+from loraplex.engine.swap.transfers import HostTransfers
+
+
+class SwappingHarness(SchedulerHarness):
+    """Swaps whatever is evicted: nothing is measured, so each copy counts as worth it."""
+
+    def __init__(
+        self,
+        setup: Setup | None = None,
+        *,
+        num_host_slots: int = 200,
+        folder: Path | None = None,
+        disk_bytes: int = 1 << 20,
+    ) -> None:
+        """`folder`: of the disk tier; None: there is none."""
+        super().__init__(setup)
+        assert isinstance(self.model, ToyModel)
+        device, self.recompute = self.model.storage, RecomputeCost()
+        arena = HostArena(num_host_slots, device.widths, torch.int64, pinned=False)
+        transfers = self.model.transfers = HostTransfers(device, arena.storage)
+        size = self.kv.block_size
+        identity = SwapIdentity(
+            kv_format="toy",
+            model_revision="1",
+            layout="toy",
+            block_size=size,
+            block_bytes=device.bytes_per_block,
+        )
+        self.swap = SwapManager(
+            transfers,
+            arena,
+            SwapCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
+            self.kv.pool.metering,
+            disk=None if folder is None else DiskTier(folder, disk_bytes, identity),
+        )
+        self.kv.tiers = self.swap
+        self.kv.pool.on_evict = self.swap.keep
+
+    def flush_device(self) -> None:
+        """Evicts all that is cached on the device, and lets it arrive below."""
+        self.take_memory()
+        self.give_memory_back()
+        self.step()
+        self.swap.begin_step()
+
+    def flush_host(self) -> None:
+        """Evicts what the usual tenant has in host memory, and lets it be written."""
+        tier, disk = self.swap.host, self.swap.disk
+        assert disk is not None
+        fillers = [tier.reserve((9, bytes([i])), (), "tenant") for i in range(tier.num_slots)]
+        for filler in fillers:
+            if filler is not None:
+                tier.discard(filler)
+        disk.flush()
