@@ -21,19 +21,24 @@ from loraplex.engine.protocol import (
     BasePromptInfo,
     BasePromptPublished,
     BasePromptRetired,
+    BlockMap,
     Command,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
+    GetBlockMap,
     GetStats,
     Hello,
     PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
     RetireBasePrompt,
+    SetTenantShares,
     StartProgress,
+    TenantShare,
+    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
 )
@@ -149,6 +154,16 @@ class EngineClient:
     async def retire_base_prompt(self, command: RetireBasePrompt) -> None:
         """Returns once no request uses the prompt. Raises as `register_adapter` does."""
         await self._ask(command.request_id, command, BasePromptRetired)
+
+    async def set_tenant_shares(self, shares: list[TenantShare]) -> None:
+        """All or nothing. Raises as `register_adapter` does."""
+        command = SetTenantShares(f"shares-{uuid.uuid4().hex}", shares)
+        await self._ask(command.request_id, command, TenantSharesSet)
+
+    async def block_map(self) -> BlockMap:
+        """Raises EngineUnavailable."""
+        command = GetBlockMap(f"blocks-{uuid.uuid4().hex}")
+        return await self._ask(command.request_id, command, BlockMap)
 
     async def stats(self) -> EngineStats:
         """Raises EngineUnavailable."""

@@ -10,20 +10,25 @@ from loraplex.engine.activation import adapter_start
 from loraplex.engine.adapter_desk import AdapterDesk
 from loraplex.engine.assembly import EngineParts, assemble
 from loraplex.engine.base_prompt_desk import BasePromptDesk
+from loraplex.engine.block_map import block_map
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.detokenizer import Detokenizer
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
+    BlockMap,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
+    GetBlockMap,
     PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
     RetireBasePrompt,
+    SetTenantShares,
     StartProgress,
+    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
     Usage,
@@ -32,6 +37,8 @@ from loraplex.engine.request_seed import RequestSeeds
 from loraplex.engine.scheduler import SequenceUpdate
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.step_metrics import StepMetrics
+
+NO_MEMORY = "There is no memory left that this request could ever have."
 
 
 class LLMEngine:
@@ -104,6 +111,7 @@ class LLMEngine:
             frontier=terms.frontier,
         )
         sequence.base_prompt = prompt.ref if prompt else None
+        self._fit(sequence)
         if request.adapter is not None:
             self._parts.lora.prepare(request.adapter)
         self._scheduler.add(sequence)
@@ -117,6 +125,7 @@ class LLMEngine:
         """Computes once and returns what became of it; also the outcomes of registrations."""
         failed = self._fail_unavailable()
         output = self._scheduler.schedule()
+        failed += self._fail_impossible(output.impossible)
         start = time.perf_counter()
         result = self._runner.execute(output, self._scheduler.kv)
         seconds = time.perf_counter() - start
@@ -161,6 +170,24 @@ class LLMEngine:
         """
         return self._runner.prepare()
 
+    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
+        """Changes floors, ceilings and weights, from the next step on.
+
+        Raises:
+            RequestRejected: with every fault; then nothing has been changed.
+        """
+        faults = self._scheduler.kv.pool.set_shares(command.shares)
+        if faults:
+            message = "; ".join(faults)
+            raise RequestRejected(FailureCode.INVALID_REQUEST, message, "shares", faults)
+        for share in command.shares:
+            self._scheduler.policy.set_weight(share.tenant, share.weight)
+        return TenantSharesSet(command.request_id)
+
+    def block_map(self, command: GetBlockMap) -> BlockMap:
+        """Every KV block's owner, state and reference count."""
+        return block_map(self._scheduler.kv.pool, command.request_id)
+
     def stats(self) -> EngineStats:
         return msgspec.structs.replace(
             self._metrics.stats(self._scheduler, self._adapters.stats()),
@@ -195,6 +222,29 @@ class LLMEngine:
                 f"logit_bias and stop_token_ids take token ids below {vocab_size}",
                 "logit_bias" if sampling.logit_bias else "stop_token_ids",
             )
+
+    def _fit(self, sequence: Sequence) -> None:
+        """Refuses what its tenant's memory can never hold, and ends the rest where that ends."""
+        refusal = self._scheduler.admission.refusal(sequence)
+        if refusal is not None:
+            raise RequestRejected(FailureCode.BUDGET_EXCEEDED, refusal, "prompt")
+        sequence.max_len = self._scheduler.admission.longest(sequence)
+
+    def _fail_impossible(self, sequences: list[Sequence]) -> list[RequestFailed]:
+        """Ends waiting requests that nothing can make room for any more."""
+        failed: list[RequestFailed] = []
+        for sequence in sequences:
+            if not sequence.is_finished:
+                message = self._scheduler.admission.refusal(sequence) or NO_MEMORY
+                self._scheduler.abort(sequence.request_id)
+                failed.append(
+                    RequestFailed(
+                        request_id=sequence.request_id,
+                        code=FailureCode.BUDGET_EXCEEDED,
+                        message=message,
+                    )
+                )
+        return failed
 
     def _fail_unavailable(self) -> list[RequestFailed]:
         """Ends the requests whose adapter could not be read; only these."""

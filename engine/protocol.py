@@ -4,7 +4,7 @@ Commands go to the engine, events come back. Each accepted `GenerateRequest` end
 `TokenEvent` with a `finish_reason` for each choice, or in one `RequestFailed` for all of them.
 """
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 
@@ -122,7 +122,19 @@ class RetireBasePrompt(msgspec.Struct, frozen=True, kw_only=True, tag="retire_ba
     version: int
 
 
+class SetTenantShares(msgspec.Struct, frozen=True, tag="set_tenant_shares"):
+    """Sets the shares of the tenants named; others keep theirs. All or nothing: answered by
+    `TenantSharesSet`, or by `RequestFailed` with every fault."""
+
+    request_id: str
+    shares: list[TenantShare]
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="get_stats"):
+    request_id: str
+
+
+class GetBlockMap(msgspec.Struct, frozen=True, tag="get_block_map"):
     request_id: str
 
 
@@ -141,7 +153,9 @@ Command = (
     | UnregisterAdapter
     | PublishBasePrompt
     | RetireBasePrompt
+    | SetTenantShares
     | GetStats
+    | GetBlockMap
     | Hello
     | Shutdown
 )
@@ -212,6 +226,34 @@ class BasePromptStats(msgspec.Struct, frozen=True, kw_only=True):
     num_saved_blocks: int  # that its users would hold in addition, were nothing shared
 
 
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One account's part of `EngineStats`. Blocks are KV blocks, times are in seconds."""
+
+    tenant: str  # a tenant's id, or the operator's account
+    floor: int = 0
+    ceiling: int | None = None
+    weight: float = 1.0
+    held_blocks: int = 0  # in use, and charged to this account
+    cached_blocks: int = 0  # free, with a prefix in them
+    num_running: int = 0
+    num_waiting: int = 0
+    private_block_seconds: float = 0.0  # of held blocks with one holder
+    shared_block_seconds: float = 0.0  # of held blocks with several
+    saved_block_seconds: float = 0.0  # that its sequences used beyond what it was charged for
+    cached_block_seconds: float = 0.0
+    evictions: dict[str, int] = {}  # cached blocks lost: capacity, ceiling, claw_back, retired
+    num_preemptions: int = 0
+    queue_seconds: float = 0.0  # between a request's arrival and its first admission, in all
+    num_queued: int = 0  # requests in that sum
+    swapped_out_bytes: int = 0
+    swapped_in_bytes: int = 0
+    swap_bytes: int = 0  # of its blocks in host memory and on disk, now
+    prefill_tokens: int = 0  # computed; cached ones are not served
+    decode_tokens: int = 0
+    adapter_load_bytes: int = 0  # into slots
+    service: float = 0.0  # its virtual token counter
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Gauges are values now, counters run from the engine's start. Times in seconds."""
 
@@ -254,6 +296,39 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     base_prompts: list[BasePromptStats] = []
     base_prompt_saved_tokens: int = 0  # of base prompts, that requests did not have to compute
 
+    tenants: list[TenantStats] = []
+
+
+class TenantSharesSet(msgspec.Struct, frozen=True, tag="tenant_shares_set"):
+    request_id: str
+
+
+class BlockState(IntEnum):
+    BLANK = 0  # free, with nothing in it
+    CACHED = 1  # free, with a prefix that can be found
+    HELD = 2  # by one sequence
+    SHARED = 3  # by several
+    BASE_PROMPT = 4  # an operator's, held by all who use it
+    NULL = 5  # never handed out
+
+
+class BlockRun(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks that are alike."""
+
+    owner: int  # place in `BlockMap.owners`
+    state: BlockState
+    references: int
+    count: int
+
+
+class BlockMap(msgspec.Struct, frozen=True, kw_only=True, tag="block_map"):
+    """All KV blocks, the null block included, in at most 4 kB per 10,000."""
+
+    request_id: str
+    owners: list[str]  # tenants and the operator; "" for nobody, and for tenants without a name
+    runs: list[BlockRun]
+    is_rounded: bool = False  # references to powers of 2, and small tenants may be without a name
+
 
 class StartProgress(msgspec.Struct, frozen=True, tag="start_progress"):
     """How far the engine's start is; sent until `EngineInfo` is."""
@@ -287,7 +362,9 @@ Event = (
     | AdapterUnregistered
     | BasePromptPublished
     | BasePromptRetired
+    | TenantSharesSet
     | EngineStats
+    | BlockMap
     | StartProgress
     | EngineInfo
 )

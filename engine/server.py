@@ -20,20 +20,24 @@ from loraplex.engine.errors import RequestRejected, StartRefused
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     AbortRequest,
+    BlockMap,
     Command,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
+    GetBlockMap,
     GetStats,
     Hello,
     PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
     RetireBasePrompt,
+    SetTenantShares,
     Shutdown,
     StartProgress,
+    TenantSharesSet,
     UnregisterAdapter,
 )
 
@@ -44,7 +48,14 @@ LOADING_MS = 5
 
 logger = logging.getLogger(__name__)
 
-Order = GenerateRequest | RegisterAdapter | UnregisterAdapter | PublishBasePrompt | RetireBasePrompt
+Order = (
+    GenerateRequest
+    | RegisterAdapter
+    | UnregisterAdapter
+    | PublishBasePrompt
+    | RetireBasePrompt
+    | SetTenantShares
+)
 """What an engine can refuse."""
 
 
@@ -65,6 +76,8 @@ class Engine(Protocol):
     def publish_base_prompt(self, command: PublishBasePrompt) -> None: ...
     def retire_base_prompt(self, command: RetireBasePrompt) -> None: ...
     def prepare(self) -> bool: ...
+    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet: ...
+    def block_map(self, command: GetBlockMap) -> BlockMap: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
 
@@ -122,6 +135,8 @@ class EngineServer:
             case GetStats():
                 stats = self._engine.stats()
                 self._send([msgspec.structs.replace(stats, request_id=command.request_id)])
+            case GetBlockMap():
+                self._send([self._engine.block_map(command)])
             case Hello():
                 pass  # answered by the mailbox
             case _:
@@ -148,6 +163,8 @@ class EngineServer:
                 self._engine.publish_base_prompt(command)
             case RetireBasePrompt():
                 self._engine.retire_base_prompt(command)
+            case SetTenantShares():
+                self._send([self._engine.set_tenant_shares(command)])
 
     def _send(self, events: list[Event]) -> None:
         for request_id in self._mailbox.send(events):

@@ -20,16 +20,23 @@ from loraplex.engine.protocol import (
     BasePromptPublished,
     BasePromptRef,
     BasePromptRetired,
+    BlockMap,
+    BlockRun,
+    BlockState,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     FinishReason,
     GenerateRequest,
+    GetBlockMap,
     PublishBasePrompt,
     RegisterAdapter,
     RetireBasePrompt,
+    SetTenantShares,
     StartProgress,
+    TenantShare,
+    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
     Usage,
@@ -61,6 +68,7 @@ class FakeEngine:
         self.running: dict[str, list[int]] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.outcomes: list[Event] = []
+        self.shares: list[TenantShare] = []
         self.num_aborts = 0
 
     @property
@@ -120,6 +128,18 @@ class FakeEngine:
 
     def prepare(self) -> bool:
         return False
+
+    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
+        faults = [f"{share.tenant} asks too much" for share in command.shares if share.floor > 8]
+        if faults:
+            raise RequestRejected(FailureCode.INVALID_REQUEST, faults[0], "shares", faults)
+        self.shares = command.shares
+        return TenantSharesSet(command.request_id)
+
+    def block_map(self, command: GetBlockMap) -> BlockMap:
+        runs = [BlockRun(i, BlockState.HELD, 1, share.floor) for i, share in enumerate(self.shares)]
+        owners = [share.tenant for share in self.shares]
+        return BlockMap(request_id=command.request_id, owners=owners, runs=runs)
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)
