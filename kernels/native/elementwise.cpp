@@ -143,10 +143,11 @@ extern "C" void lpx_copy_strided(const void* from, void* to, const long* numbers
   }
 }
 
-// Rows of `bytes` bytes of a table, by their numbers, one after another.
-extern "C" void lpx_gather_rows(const void* table, const void* ids, void* out, long num_rows, long stride,
-                                long bytes, int threads) {
+// Rows of `bytes` bytes of a table, by their numbers, one after another; -1 is the table's last.
+extern "C" void lpx_gather_rows(const void* table, long table_rows, const int64_t* ids, void* out,
+                                long num_rows, long stride, long bytes, int threads) {
   pool::parallel_for(num_rows, threads, [&](long row) {
-    std::memcpy((char*)out + row * bytes, (const char*)table + ((const int64_t*)ids)[row] * stride, bytes);
+    const long id = ids[row] < 0 ? ids[row] + table_rows : ids[row];
+    std::memcpy((char*)out + row * bytes, (const char*)table + id * stride, bytes);
   });
 }

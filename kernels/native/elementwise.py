@@ -55,7 +55,7 @@ def convert(source: Tensor, out: Tensor) -> None:
 
 
 def gather_rows(table: Tensor, ids: Tensor, out: Tensor) -> None:
-    """out [..., D] = table [N, D] at ids [...] int64, each below N.
+    """out [..., D] = table [N, D] at ids [...] int64, each from -N, the first, to N - 1.
 
     Raises:
         NoNativeForm: rows are not contiguous, or ids of another format.
@@ -66,10 +66,10 @@ def gather_rows(table: Tensor, ids: Tensor, out: Tensor) -> None:
     )
     if not plain or ids.dtype != torch.int64:
         raise NoNativeForm
-    row = table.shape[1]
+    num_rows, row = table.shape
     threads = num_threads(out.numel(), _GRAIN)
     stride = table.stride(0) * size
-    launch("lpx_gather_rows", table, ids, out, ids.numel(), stride, row * size, threads)
+    launch("lpx_gather_rows", table, num_rows, ids, out, ids.numel(), stride, row * size, threads)
 
 
 def _formats(known: tuple[str, ...], *operands: Tensor) -> str:

@@ -42,7 +42,7 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
     "lpx_gated_silu_bf16": "pplli",
     "lpx_gated_silu_float": "pplli",
     "lpx_gather_blocks": "pppllli",
-    "lpx_gather_rows": "pppllli",
+    "lpx_gather_rows": "plppllli",
     "lpx_int8_linear": "pllpppppllli",
     "lpx_int8_rows": "ppppllli",
     "lpx_linear_bf16": "ppppllllli",
