@@ -6,8 +6,9 @@ from enum import Enum, auto
 from functools import partial
 
 from loraplex.engine.budgets import Budgets
-from loraplex.engine.kv_cache_manager import CachedPrefix, KVCacheManager
+from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import peaks
+from loraplex.engine.prefix_lookup import CachedPrefix
 from loraplex.engine.sequence import Sequence
 
 OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need

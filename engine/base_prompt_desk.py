@@ -89,8 +89,8 @@ class BasePromptDesk:
     def apply(
         self, request: GenerateRequest, default: BasePromptRef | None
     ) -> tuple[GenerateRequest, BasePrompt | None]:
-        """Puts the base prompt that a request names, or its adapter's, before its tokens, unless
-        they begin with it; else finds the one that they begin with.
+        """Puts the base prompt that a request names before its tokens; else its adapter's, unless
+        they begin with it already; else finds the one that they begin with.
 
         Raises:
             RequestRejected: the base prompt is not published.
@@ -99,7 +99,7 @@ class BasePromptDesk:
         if ref is None:
             return request, self._prompts.beginning_of(request.prompt_token_ids)
         prompt = self._find(ref)
-        if not prompt.is_beginning_of(request.prompt_token_ids):
+        if request.base_prompt or not prompt.is_beginning_of(request.prompt_token_ids):
             tokens = [*prompt.token_ids, *request.prompt_token_ids]
             request = msgspec.structs.replace(request, prompt_token_ids=tokens)
         return request, prompt

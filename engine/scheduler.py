@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.adapter_gate import AdapterGate
 from loraplex.engine.admission import Admission, Door, Turn
-from loraplex.engine.kv_cache_manager import BlockCopy, CachedPrefix, KVCacheManager
+from loraplex.engine.kv_cache_manager import BlockCopy, KVCacheManager
 from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.preemption import choose_borrower, choose_victim
+from loraplex.engine.prefix_lookup import CachedPrefix
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
 from loraplex.engine.sequence import Sequence, SequenceStatus
 from loraplex.engine.step_plan import StepPlan

@@ -104,17 +104,6 @@ def test_a_named_prompt_counts_as_prompt_tokens(engine: LLMEngine) -> None:
     assert answer.usage.prompt_tokens == len(PROMPT) + len(REST)
 
 
-def test_a_named_prompt_that_is_there_already_is_not_put_before_once_more(
-    engine: LLMEngine,
-) -> None:
-    ref = publish(engine, PROMPT)
-
-    answer = run_one(engine, request([*PROMPT, *REST], base_prompt=ref))
-
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(PROMPT) + len(REST)
-
-
 def test_what_follows_a_prompt_stays_in_its_tenants_namespace(engine: LLMEngine) -> None:
     ref = publish(engine, PROMPT)
     long = [*REST, *REST, *REST]
