@@ -4,7 +4,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kv import FULL
 from support.scheduling import SchedulerHarness, Setup, generate_request
@@ -136,6 +136,7 @@ def test_a_resident_adapter_costs_nothing_more() -> None:
     assert town.policy.ledger.of("0").loaded_bytes == 5 << 20
 
 
+@settings(max_examples=20)
 @given(idle_steps=st.integers(1, 80), before=st.integers(0, 40), demands=DEMANDS)
 def test_an_idle_tenant_returns_without_credit(
     idle_steps: int, before: int, demands: list[Demand]
