@@ -106,3 +106,63 @@ def _stories(engine: LLMEngine, folders: list[Path]) -> list[list[list[int]]]:
     stories.append(tokens(ask(engine, {"a": ends, "b": narrow, "d": ends})))
     stories.append(tokens(ask(engine, {"a": ends, "c": narrow})))
     return stories
+
+
+FORMATS: dict[str, dict[str, str]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+}
+INVOCATION = [40, 41]
+
+
+@pytest.fixture(scope="module")
+def late(gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that acts from its invocation on."""
+    return write_adapter(
+        gemma,
+        tmp_path_factory.mktemp("late") / "late",
+        4,
+        r=4,
+        target_modules=["k_proj", "up_proj"],
+        alora_invocation_tokens=INVOCATION,
+    )
+
+
+@pytest.mark.parametrize("numbers", FORMATS.values(), ids=FORMATS)
+def test_prompts_and_decodes_in_any_mixture_are_played(
+    gemma: Path,
+    adapters: list[Path],
+    late: Path,
+    numbers: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts longer than a step, that begin alike, fork, and come while others are answered."""
+    log = check_steps(monkeypatch)
+    engine = make_engine(gemma, tmp_path, **numbers)
+    refs = [None, *(register(engine, folder).ref for folder in (*adapters[:2], late))]
+    chooser = random.Random(5)
+    begin = [chooser.randrange(3, VOCAB_SIZE) for _ in range(20)]
+    for index in range(24):
+        own = [chooser.randrange(3, VOCAB_SIZE) for _ in range(chooser.randrange(1, 60))]
+        at = chooser.randrange(len(own))
+        prompt = begin[: chooser.choice((0, 20))] + own[:at] + INVOCATION + own[at:]
+        engine.add(
+            request(
+                prompt,
+                f"r{index}",
+                adapter=chooser.choice(refs),
+                n=chooser.choice((1, 1, 3)),
+                max_tokens=chooser.randrange(1, 9),
+                temperature=1.0,
+                seed=index,
+            )
+        )
+        for _ in range(chooser.randrange(4)):
+            engine.step()
+    drain(engine)
+    engine.close()
+
+    assert log.is_clean
+    assert len(log.are_equal) > 20
