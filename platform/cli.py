@@ -10,7 +10,7 @@ import uvloop
 from rich.console import Console
 
 from loraplex import __version__
-from loraplex.platform.config import Settings, load_settings
+from loraplex.platform.config import MAPPINGS, Settings, load_settings, option_of
 from loraplex.platform.errors import SettingsRefused, StartFailed
 from loraplex.platform.serve import serve_until_stopped
 
@@ -50,6 +50,17 @@ def serve(  # noqa: PLR0913 - one parameter per option
     allow_base_mismatch: Annotated[
         bool, option("allow_base_mismatch", "", "--allow-base-mismatch")
     ] = False,
+    base_prompt: Annotated[
+        list[str] | None, option("base_prompts", "NAME=FILE", "--base-prompt")
+    ] = None,
+    adapter_activation: Annotated[
+        list[str] | None,
+        option("adapter_activations", "ADAPTER=ACTIVATION", "--adapter-activation"),
+    ] = None,
+    adapter_base_prompt: Annotated[
+        list[str] | None,
+        option("adapter_base_prompts", "ADAPTER=BASE_PROMPT", "--adapter-base-prompt"),
+    ] = None,
     host: Annotated[Text, option("host", "HOST")] = None,
     port: Annotated[Text, option("port", "PORT")] = None,
     api_key: Annotated[Text, option("api_key", "KEY")] = None,
@@ -78,8 +89,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     """
     given = {name: value for name, value in locals().items() if value not in (None, False)}
     try:
-        if "adapter" in given:
-            given["adapters"] = parse_adapters(given.pop("adapter"))
+        gather_mappings(given)
         uvloop.run(serve_until_stopped(load_settings(given), console))
     except SettingsRefused as refusal:
         raise _complain(refusal.faults, EXIT_REFUSED) from refusal
@@ -103,25 +113,36 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def parse_adapters(values: list[str]) -> dict[str, str]:
-    """Splits each NAME=FOLDER.
+def gather_mappings(given: dict[str, Any]) -> None:
+    """Turns the options that can be given many times into their settings, in place.
 
     Raises:
         SettingsRefused: for values of another form, and for names that are given twice.
     """
+    faults: list[str] = []
+    for setting, form in MAPPINGS.items():
+        option = option_of(setting)
+        values = given.pop(option.replace("-", "_"), None)
+        if values is not None:
+            given[setting], found = _as_mapping(values, option, form)
+            faults += found
+    if faults:
+        raise SettingsRefused(faults)
+
+
+def _as_mapping(values: list[str], option: str, form: str) -> tuple[dict[str, str], list[str]]:
+    """The mapping, and what is wrong with it."""
     pairs = [value.partition("=") for value in values]
     names = Counter(name for name, equals, _ in pairs if equals)
     faults = [
-        f"--adapter takes NAME=FOLDER, got {name!r}"
-        for name, equals, folder in pairs
-        if not (name and equals and folder)
+        f"--{option} takes {form}, got {name!r}"
+        for name, equals, value in pairs
+        if not (name and equals and value)
     ]
     faults += [
-        f"--adapter {name} is given {count} times" for name, count in names.items() if count > 1
+        f"--{option} {name} is given {count} times" for name, count in names.items() if count > 1
     ]
-    if faults:
-        raise SettingsRefused(faults)
-    return {name: folder for name, _, folder in pairs}
+    return {name: value for name, _, value in pairs}, faults
 
 
 def _complain(faults: list[str], status: int) -> typer.Exit:

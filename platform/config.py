@@ -6,16 +6,31 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from loraplex.adapters.manifest import Activation
 from loraplex.engine.config import EngineConfig
 from loraplex.platform.errors import SettingsRefused
 
 PREFIX = "LORAPLEX_"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kmg]i?)b?", re.IGNORECASE)
+MAPPINGS = {  # the settings whose options can be given many times, and their form
+    "adapters": "NAME=FOLDER",
+    "base_prompts": "NAME=FILE",
+    "adapter_activations": "ADAPTER=ACTIVATION",
+    "adapter_base_prompts": "ADAPTER=BASE_PROMPT",
+}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -50,7 +65,14 @@ def check_checkpoint(folder: Path) -> Path:
     return folder
 
 
+def check_file(path: Path) -> Path:
+    if not path.expanduser().is_file():
+        raise ValueError(f"there is no file {str(path)!r}")
+    return path.expanduser().absolute()
+
+
 Folder = Annotated[Path, AfterValidator(check_folder)]
+File = Annotated[Path, AfterValidator(check_file)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 ModelName = Annotated[str, AfterValidator(check_name)]
 
@@ -71,6 +93,15 @@ class Settings(BaseSettings):
     adapters: dict[ModelName, Folder] = Field({}, description="PEFT folders by name in the API")
     allow_base_mismatch: bool = Field(
         False, description="Accept adapters that name another base model than the served one"
+    )
+    base_prompts: dict[ModelName, File] = Field(
+        {}, description="Prompts that all tenants share, by name: a text, or messages in .json"
+    )
+    adapter_activations: dict[ModelName, Activation] = Field(
+        {}, description="From where on adapters act, where not as they were trained"
+    )
+    adapter_base_prompts: dict[ModelName, ModelName] = Field(
+        {}, description="Base prompts that adapters have where a request names none"
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
@@ -118,6 +149,22 @@ class Settings(BaseSettings):
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8: half the weights' memory, a little less exact; on a CPU"
     )
+
+    @field_validator("adapter_activations", "adapter_base_prompts")
+    @classmethod
+    def _names_adapters(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        known = info.data.get("adapters", value)
+        if unknown := sorted(value.keys() - known.keys()):
+            raise ValueError(f"there is no adapter {', '.join(unknown)}")
+        return value
+
+    @field_validator("adapter_base_prompts")
+    @classmethod
+    def _names_prompts(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        known = info.data.get("base_prompts", value.values())
+        if unknown := sorted(set(value.values()).difference(known)):
+            raise ValueError(f"there is no base prompt {', '.join(unknown)}")
+        return value
 
     @property
     def key(self) -> str:
@@ -168,11 +215,15 @@ def load_settings(given: dict[str, Any]) -> Settings:
     )
 
 
+def option_of(setting: str) -> str:
+    """Its name on the command line; settings that hold several values are given one by one."""
+    return setting.removesuffix("s" if setting in MAPPINGS else "").replace("_", "-")
+
+
 def _describe(fault: ErrorDetails) -> str:
     name = str(fault["loc"][0]) if fault["loc"] else "settings"
     inner = "".join(f" {part}" for part in fault["loc"][1:] if part != "[key]")
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
         message = "must be given"
-    option = "adapter" if name == "adapters" else name.replace("_", "-")
-    return f"--{option} ({PREFIX}{name.upper()}){inner}: {message[0].lower()}{message[1:]}"
+    return f"--{option_of(name)} ({PREFIX}{name.upper()}){inner}: {message[0].lower()}{message[1:]}"

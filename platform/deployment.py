@@ -10,11 +10,17 @@ from pathlib import Path
 from fastapi import Request
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineUnavailable, RequestRejected, StartRefused
+from loraplex.engine.errors import (
+    EngineUnavailable,
+    PromptRejected,
+    RequestRejected,
+    StartRefused,
+)
 from loraplex.engine.protocol import StartProgress
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth import ApiKeyAuthenticator
-from loraplex.platform.catalog.service import Catalog
+from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
+from loraplex.platform.catalog.service import AdapterSource, Catalog
 from loraplex.platform.config import Settings
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
@@ -40,10 +46,12 @@ class Deployment:
         self.settings = settings
         self.authenticator = ApiKeyAuthenticator(settings.key)
         self.catalog = Catalog(settings.served_model_name, settings.adapter_store)
+        self.base_prompts = BasePrompts()
+        self._prompt_sources = read_prompts(settings.base_prompts)
         self.metrics = Metrics(settings.served_model_name)
         self._socket = _socket_path(settings.home_folder)
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
-        self.inference = InferenceService(self.engine, self.catalog)
+        self.inference = InferenceService(self.engine, self.catalog, self.base_prompts)
         self._supervisor = EngineSupervisor(settings.engine_config(), self.engine)
         self._failed = asyncio.Event()
         self._failure = StartFailed([])
@@ -97,6 +105,9 @@ class Deployment:
             await self.inference.load_tokenizer(Path(engine.info.tokenizer_path))
         except StartRefused as refusal:
             return self._fail([refusal.message])
+        faults = await self._publish_configured(engine)
+        if faults:
+            return self._fail(faults)
         await self.catalog.restore(engine)
         faults = await self._register_configured(engine)
         return self._fail(faults) if faults else True
@@ -105,6 +116,16 @@ class Deployment:
         """While the engine starts. The engine itself says whether the model's is the right one."""
         with contextlib.suppress(StartRefused):
             await self.inference.load_tokenizer(self.settings.model.absolute())
+
+    async def _publish_configured(self, engine: EngineClient) -> list[str]:
+        """Publishes the base prompts of the settings to a new engine, with all faults."""
+        faults = []
+        for name, source in self._prompt_sources.items():
+            try:
+                await self.base_prompts.publish(engine, self.inference.tokenizer, name, source)
+            except (PromptRejected, RequestRejected) as rejection:
+                faults.append(f"Base prompt {name}: {rejection.message}")
+        return faults
 
     async def _register_configured(self, engine: EngineClient) -> list[str]:
         """Registers the adapters of the settings that are not in the catalogue, with all faults."""
@@ -119,11 +140,7 @@ class Deployment:
         """Its faults, if it has any."""
         try:
             await self.catalog.register(
-                engine,
-                self.authenticator.principal.tenant,
-                name,
-                folder.absolute(),
-                allow_base_mismatch=self.settings.allow_base_mismatch,
+                engine, self.authenticator.principal.tenant, self._adapter_source(name, folder)
             )
         except Conflict as conflict:
             return [f"Adapter {name}: {conflict.message}"]
@@ -131,6 +148,17 @@ class Deployment:
             details = rejection.faults or [rejection.message]
             return [f"Adapter {name} ({folder}): {detail}" for detail in details]
         return []
+
+    def _adapter_source(self, name: str, folder: Path) -> AdapterSource:
+        settings = self.settings
+        prompt = settings.adapter_base_prompts.get(name)
+        return AdapterSource(
+            name,
+            folder.absolute(),
+            settings.allow_base_mismatch,
+            settings.adapter_activations.get(name),
+            None if prompt is None else self.base_prompts.resolve(prompt),
+        )
 
     def _fail(self, faults: list[str]) -> bool:
         self._failure = StartFailed(faults)

@@ -36,6 +36,9 @@ FAILURES: dict[FailureCode, Callable[[RequestRejected], ApiError]] = {
     FailureCode.ADAPTER_UNAVAILABLE: lambda e: Unavailable(
         e.message, "model", "adapter_unavailable"
     ),
+    FailureCode.BASE_PROMPT_NOT_FOUND: lambda e: NotFound(
+        e.message, "base_prompt", "base_prompt_not_found"
+    ),
     FailureCode.ENGINE_UNAVAILABLE: lambda e: Unavailable(e.message),
     FailureCode.INTERNAL: lambda e: InternalError(e.message),
 }

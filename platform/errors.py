@@ -7,6 +7,7 @@
         ├── InvalidRequest     400, with every fault
         ├── Unauthenticated    401
         ├── ModelNotFound      404
+        ├── BasePromptNotFound 404
         ├── NotFound           404
         ├── MethodNotAllowed   405
         ├── Conflict           409
@@ -109,6 +110,15 @@ class ModelNotFound(ApiError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model '{name}' does not exist or you may not use it.", "model")
+
+
+class BasePromptNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "base_prompt_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no base prompt '{name}'.", "base_prompt")
 
 
 class NotFound(ApiError):

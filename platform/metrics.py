@@ -14,7 +14,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from loraplex.engine.protocol import EngineStats, FinishReason
+from loraplex.engine.protocol import BasePromptStats, EngineStats, FinishReason, TenantStats
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
@@ -34,6 +34,8 @@ GAUGES = {
     "loraplex:kv_slots_used": ("used_slots", "Of these, slots that hold a token"),
     "loraplex:kv_waste_peak": ("peak_waste", "Largest share of allocated slots not used"),
     "loraplex:kv_waste_mean": ("mean_waste", "Mean share of allocated slots not used"),
+    "loraplex:swap_host_bytes": ("swap_host_bytes", "Bytes of KV blocks in host memory"),
+    "loraplex:swap_disk_bytes": ("swap_disk_bytes", "Bytes of KV blocks on disk"),
     "loraplex:adapters_registered": ("adapters_registered", "Adapters that can be called"),
     "loraplex:adapters_resident": ("adapters_resident", "Adapters in a slot"),
     "loraplex:adapter_slots": ("adapter_slots", "Adapter slots"),
@@ -48,8 +50,48 @@ COUNTERS = {
     "loraplex:prompt_tokens_computed": ("computed_prompt_tokens", "Prompt tokens computed"),
     "loraplex:steps": ("num_steps", "Steps of the engine"),
     "loraplex:kv_blocks_copied": ("copied_blocks", "KV blocks copied on write"),
+    "loraplex:swap_out_bytes": ("swap_out_bytes", "Bytes of KV blocks sent to host memory"),
+    "loraplex:swap_in_bytes": ("swap_in_bytes", "Bytes of KV blocks brought back from there"),
+    "loraplex:swap_written_bytes": ("swap_written_bytes", "Bytes of KV blocks written to disk"),
+    "loraplex:swap_read_bytes": ("swap_read_bytes", "Bytes of KV blocks read from disk"),
+    "loraplex:swap_host_hits": ("swap_host_hits", "KV blocks found in host memory"),
+    "loraplex:swap_disk_hits": ("swap_disk_hits", "KV blocks found on disk"),
+    "loraplex:swap_dropped_blocks": ("swap_dropped_blocks", "Evicted KV blocks nowhere kept"),
+    "loraplex:swap_discarded_blocks": ("swap_discarded_blocks", "KV blocks damaged on disk"),
+    "loraplex:base_prompt_saved_tokens": (
+        "base_prompt_saved_tokens",
+        "Prompt tokens not computed since they were a base prompt's",
+    ),
     "loraplex:adapter_loads": ("adapter_loads", "Adapters read into memory"),
     "loraplex:adapter_evictions": ("adapter_evictions", "Adapters that lost their slot"),
+}
+BASE_PROMPT_GAUGES = {
+    "loraplex:base_prompt_blocks": "KV blocks that a base prompt keeps",
+    "loraplex:base_prompt_users": "Sequences that use it",
+    "loraplex:base_prompt_saved_blocks": "KV blocks that they would hold besides, were none shared",
+}
+TENANT_GAUGES = {
+    "floor_blocks": ("floor", "KV blocks that it can always have"),
+    "kv_blocks_held": ("held_blocks", "KV blocks in use that it pays for"),
+    "kv_blocks_cached": ("cached_blocks", "Free KV blocks that hold a prefix of its"),
+    "sequences_running": ("num_running", "Sequences that run"),
+    "sequences_waiting": ("num_waiting", "Sequences that wait for their turn"),
+    "swap_bytes": ("swap_bytes", "Bytes of its KV blocks in host memory and on disk"),
+    "service": ("service", "Its virtual token counter"),
+}
+TENANT_COUNTERS = {
+    "private_block_seconds": ("private_block_seconds", "Held KV blocks with one user, over time"),
+    "shared_block_seconds": ("shared_block_seconds", "Held KV blocks with several, over time"),
+    "saved_block_seconds": ("saved_block_seconds", "KV blocks used and not paid for, over time"),
+    "cached_block_seconds": ("cached_block_seconds", "Cached KV blocks, over time"),
+    "preemptions": ("num_preemptions", "Sequences set back to be computed again"),
+    "queue_seconds": ("queue_seconds", "Time from arrival to first admission"),
+    "queued": ("num_queued", "Requests in that time"),
+    "swapped_out_bytes": ("swapped_out_bytes", "Bytes of its KV blocks sent to host memory"),
+    "swapped_in_bytes": ("swapped_in_bytes", "Bytes of its KV blocks brought back"),
+    "prefill_tokens": ("prefill_tokens", "Prompt tokens computed for it"),
+    "decode_tokens": ("decode_tokens", "Tokens generated for it"),
+    "adapter_load_bytes": ("adapter_load_bytes", "Bytes of adapters put into slots for it"),
 }
 
 
@@ -137,6 +179,41 @@ class _EngineCollector(Collector):
         usage = held / stats.num_blocks if stats.num_blocks else 0.0
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
             yield self._gauge(name, "Share of KV blocks in use, 1 is all", usage)
+
+        yield from self._base_prompts(stats.base_prompts)
+        yield from self._tenants(stats.tenants)
+
+    def _base_prompts(self, prompts: list[BasePromptStats]) -> Iterator[Metric]:
+        labels = [LABEL, "base_prompt", "version"]
+        families = [
+            GaugeMetricFamily(name, text, labels=labels)
+            for name, text in BASE_PROMPT_GAUGES.items()
+        ]
+        for prompt in prompts:
+            ref = prompt.info.ref
+            values = (prompt.info.num_blocks, prompt.num_users, prompt.num_saved_blocks)
+            for family, value in zip(families, values, strict=True):
+                family.add_metric([*self._labels, ref.prompt_id, str(ref.version)], value)
+        yield from families
+
+    def _tenants(self, tenants: list[TenantStats]) -> Iterator[Metric]:
+        labels = [LABEL, "tenant"]
+        for kinds, kind in (
+            (TENANT_GAUGES, GaugeMetricFamily),
+            (TENANT_COUNTERS, CounterMetricFamily),
+        ):
+            for name, (field, text) in kinds.items():
+                family = kind(f"loraplex:tenant_{name}", text, labels=labels)
+                for tenant in tenants:
+                    family.add_metric([*self._labels, tenant.tenant], getattr(tenant, field))
+                yield family
+        evictions = CounterMetricFamily(
+            "loraplex:tenant_evictions", "Cached KV blocks that it lost", labels=[*labels, "cause"]
+        )
+        for tenant in tenants:
+            for cause, count in tenant.evictions.items():
+                evictions.add_metric([*self._labels, tenant.tenant, cause], count)
+        yield evictions
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(name, text, labels=[LABEL])

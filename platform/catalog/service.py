@@ -5,11 +5,12 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import AdapterInfo, RegisterAdapter, UnregisterAdapter
 from loraplex.platform.auth import Principal, TenantId
+from loraplex.platform.catalog.base_prompts import BasePrompt
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 
 
@@ -21,6 +22,19 @@ class Model:
     created: int  # Unix seconds
     adapter: AdapterRef | None = None  # None: the base model
     parent: str | None = None  # an adapter's base
+    activation: Activation | None = None  # from where on an adapter acts
+    base_prompt: str | None = None  # for requests that name none
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """A PEFT folder, and how it is to be served."""
+
+    name: str
+    folder: Path
+    allow_base_mismatch: bool = False
+    activation: Activation | None = None  # None: as it was trained
+    base_prompt: BasePrompt | None = None  # for requests that name none
 
 
 @dataclass(frozen=True)
@@ -67,18 +81,16 @@ class Catalog:
         return (tenant, name) in self._entries
 
     async def register(
-        self, engine: EngineClient, tenant: TenantId, name: str, folder: Path, **options: bool
+        self, engine: EngineClient, tenant: TenantId, adapter: AdapterSource
     ) -> Model:
         """Has the engine read a PEFT folder, and gives it a name.
-
-        Args:
-            options: fields of `RegisterAdapter`, such as `allow_base_mismatch`.
 
         Raises:
             Conflict: if the name is taken.
             RequestRejected: with all that is wrong with the adapter.
             EngineUnavailable: if there is no engine to read it.
         """
+        name = adapter.name
         key = (tenant, name)
         if name == self.base.name or key in self._entries or key in self._reserved:
             raise Conflict(f"There is a model '{name}' already.", "name")
@@ -89,13 +101,22 @@ class Catalog:
                     request_id=_new_id(),
                     tenant=tenant,
                     adapter_id=f"adp_{uuid.uuid4().hex}",
-                    path=str(folder),
-                    **options,
+                    path=str(adapter.folder),
+                    allow_base_mismatch=adapter.allow_base_mismatch,
+                    activation=adapter.activation,
+                    base_prompt=adapter.base_prompt.ref if adapter.base_prompt else None,
                 )
             )
         finally:
             self._reserved.discard(key)
-        model = Model(name, int(time.time()), info.ref, self.base.name)
+        model = Model(
+            name,
+            int(time.time()),
+            info.ref,
+            self.base.name,
+            info.activation,
+            adapter.base_prompt.name if adapter.base_prompt else None,
+        )
         self._entries[key] = _Entry(model, info)
         return model
 
@@ -133,6 +154,8 @@ class Catalog:
             adapter_id=info.ref.adapter_id,
             path=str(self._store / info.ref.digest),
             allow_base_mismatch=info.base_mismatch,
+            activation=info.activation,
+            base_prompt=info.base_prompt,
         )
         try:
             found = await engine.register_adapter(command)

@@ -32,6 +32,23 @@ async def get_model(name: str, principal: Caller, deployment: Serving) -> dict[s
     return _card(deployment.catalog.resolve(principal, name), deployment)
 
 
+@router.get("/base_prompts", tags=["base prompts"])
+async def list_base_prompts(principal: Caller, deployment: Serving) -> dict[str, Any]:
+    """What the operator published; every caller may begin its prompts with these."""
+    data = [
+        {
+            "id": prompt.name,
+            "object": "base_prompt",
+            "created": prompt.created,
+            "version": prompt.ref.version,
+            "kind": "messages" if prompt.source.messages else "text",
+            "num_tokens": len(prompt.token_ids),
+        }
+        for prompt in deployment.base_prompts.list()
+    ]
+    return {"object": "list", "data": data}
+
+
 @router.post("/chat/completions", tags=["inference"])
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, principal: Caller, deployment: Serving
@@ -74,5 +91,7 @@ def _card(model: Model, deployment: Deployment) -> dict[str, Any]:
         "owned_by": "loraplex",
         "root": model.name,
         "parent": model.parent,
+        "activation": model.activation,
+        "base_prompt": model.base_prompt,
         "max_model_len": None if info is None else info.max_model_len,
     }

@@ -99,6 +99,9 @@ class SamplingFields(BaseModel):
     add_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first")
 
+    # Loraplex's own
+    base_prompt: Text | None = Field(None, description="Name of a published prompt to begin with")
+
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None

@@ -12,8 +12,9 @@ from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from loraplex.engine.tokenizer import Tokenizer
 from loraplex.platform.auth import Principal
+from loraplex.platform.catalog.base_prompts import BasePrompt, BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
-from loraplex.platform.errors import Unavailable
+from loraplex.platform.errors import InvalidRequest, Unavailable
 from loraplex.platform.inference.generation import Generation, Prompt
 from loraplex.platform.inference.limits import Limits
 from loraplex.platform.inference.sampling_fields import SamplingFields
@@ -34,6 +35,7 @@ class _Call:
     param: str  # which field holds the prompt
     principal: Principal
     model: Model
+    base_prompt: BasePrompt | None  # with which the prompt begins
     limits: Limits
     priority: int
 
@@ -41,9 +43,10 @@ class _Call:
 class InferenceService:
     """Resolves the model, tokenises, and checks what depends on both."""
 
-    def __init__(self, engine: EngineClient, catalog: Catalog) -> None:
+    def __init__(self, engine: EngineClient, catalog: Catalog, base_prompts: BasePrompts) -> None:
         self.engine = engine
         self._catalog = catalog
+        self._base_prompts = base_prompts
         self._tokenizer: Tokenizer | None = None
         self._folder: Path | None = None  # that it is from
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer")
@@ -60,6 +63,13 @@ class InferenceService:
         self._tokenizer = await loop.run_in_executor(self._threads, Tokenizer.from_folder, folder)
         self._folder = folder
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises Unavailable before there is one."""
+        if self._tokenizer is None:
+            raise Unavailable(STARTING)
+        return self._tokenizer
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -73,7 +83,9 @@ class InferenceService:
         )
         call.limits.check_sampling(sampling)
         loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(self._threads, _render, tokenizer, body)
+        prompt = await loop.run_in_executor(
+            self._threads, _render, tokenizer, body, call.base_prompt
+        )
         return _assemble(call, [prompt], sampling, default_tokens=None)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
@@ -85,7 +97,9 @@ class InferenceService:
         sampling = body.to_sampling(prompt_logprobs=prompt_logprobs)
         call.limits.check_sampling(sampling)
         loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(self._threads, _encode, tokenizer, body)
+        prompts = await loop.run_in_executor(
+            self._threads, _encode, tokenizer, body, call.base_prompt
+        )
         return _assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
 
     def _open(
@@ -100,28 +114,57 @@ class InferenceService:
             param=param,
             principal=principal,
             model=model,
+            base_prompt=self._base_prompt(body, model),
             limits=Limits.of(info),
             priority=body.priority or 0,
         )
         return call, self._tokenizer
 
+    def _base_prompt(self, body: SamplingFields, model: Model) -> BasePrompt | None:
+        """What the request names, or else its model."""
+        name = body.base_prompt or model.base_prompt
+        if name is None:
+            return None
+        base = self._base_prompts.resolve(name)
+        _refuse_other_kind(base, body)
+        return base
 
-def _render(tokenizer: Tokenizer, body: ChatCompletionRequest) -> Prompt:
+
+def _refuse_other_kind(base: BasePrompt, body: SamplingFields) -> None:
+    has_messages = bool(base.source.messages)
+    if has_messages != isinstance(body, ChatCompletionRequest):
+        kind = "messages, which begin chats" if has_messages else "a text, which begins completions"
+        raise InvalidRequest(f"The base prompt '{base.name}' is {kind} only.", "base_prompt")
+
+
+def _render(tokenizer: Tokenizer, body: ChatCompletionRequest, base: BasePrompt | None) -> Prompt:
+    """Raises InvalidRequest where the template does not let the base prompt come first."""
+    own = [message.for_template() for message in body.messages]
     text = tokenizer.render_chat(
-        [message.for_template() for message in body.messages],
+        [*base.source.messages, *own] if base else own,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
     )
-    return Prompt(tokenizer.encode(text, body.add_special_tokens is True), text)
+    token_ids = tokenizer.encode(text, body.add_special_tokens is True)
+    if base and token_ids[: len(base.token_ids)] != base.token_ids:
+        raise InvalidRequest(
+            f"With these messages the chat template does not begin with the base prompt "
+            f"'{base.name}'.",
+            "base_prompt",
+        )
+    return Prompt(token_ids, text)
 
 
-def _encode(tokenizer: Tokenizer, body: CompletionRequest) -> list[Prompt]:
+def _encode(tokenizer: Tokenizer, body: CompletionRequest, base: BasePrompt | None) -> list[Prompt]:
+    adds_special = body.add_special_tokens is not False and base is None
     prompts = [
-        Prompt(tokenizer.encode(prompt, body.add_special_tokens is not False), prompt)
+        Prompt(tokenizer.encode(prompt, adds_special), prompt)
         if isinstance(prompt, str)
         else Prompt(prompt, "")
         for prompt in body.prompt
     ]
+    if base:
+        prompts = [Prompt([*base.token_ids, *prompt.token_ids], "") for prompt in prompts]
     return [_for_echo(tokenizer, prompt) for prompt in prompts] if body.echo else prompts
 
 
@@ -136,14 +179,17 @@ def _for_echo(tokenizer: Tokenizer, prompt: Prompt) -> Prompt:
 def _assemble(
     call: _Call, prompts: list[Prompt], sampling: SamplingParams, default_tokens: int | None
 ) -> Generation:
+    base = call.base_prompt
+    num_base_tokens = len(base.token_ids) if base else 0
     requests = [
         GenerateRequest(
             request_id=f"{call.id}-{number}",
             tenant=call.principal.tenant,
             namespace=call.principal.namespace,
-            prompt_token_ids=prompt.token_ids,
+            prompt_token_ids=prompt.token_ids[num_base_tokens:],
             sampling=call.limits.fit(call.param, prompt.token_ids, sampling, default_tokens),
             adapter=call.model.adapter,
+            base_prompt=base.ref if base else None,
             priority=call.priority,
         )
         for number, prompt in enumerate(prompts)

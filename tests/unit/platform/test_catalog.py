@@ -14,7 +14,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth import Principal, TenantId
-from loraplex.platform.catalog.service import Catalog
+from loraplex.platform.catalog.service import AdapterSource, Catalog
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ def names(catalog: Catalog, principal: Principal) -> list[str]:
 
 async def test_a_name_belongs_to_its_tenant(tmp_path: Path, catalog: Catalog) -> None:
     async with engine(tmp_path) as client:
-        await catalog.register(client, ADA.tenant, "bot", tmp_path)
+        await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
 
         assert names(catalog, ADA) == ["base", "bot"]
         assert names(catalog, BOB) == ["base"]
@@ -67,12 +67,15 @@ async def test_a_name_belongs_to_its_tenant(tmp_path: Path, catalog: Catalog) ->
 async def test_a_name_is_taken_once(tmp_path: Path, catalog: Catalog) -> None:
     async with engine(tmp_path) as client:
         outcomes = await asyncio.gather(
-            *(catalog.register(client, ADA.tenant, "bot", tmp_path) for _ in range(20)),
+            *(
+                catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
+                for _ in range(20)
+            ),
             return_exceptions=True,
         )
-        await catalog.register(client, BOB.tenant, "bot", tmp_path)
+        await catalog.register(client, BOB.tenant, AdapterSource("bot", tmp_path))
         with pytest.raises(Conflict):
-            await catalog.register(client, BOB.tenant, "base", tmp_path)
+            await catalog.register(client, BOB.tenant, AdapterSource("base", tmp_path))
 
     assert [type(outcome) for outcome in outcomes].count(Conflict) == 19
 
@@ -81,7 +84,7 @@ async def test_a_name_is_gone_at_once_and_can_be_given_anew(
     tmp_path: Path, catalog: Catalog
 ) -> None:
     async with engine(tmp_path) as client:
-        first = await catalog.register(client, ADA.tenant, "bot", tmp_path)
+        first = await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
         leaving = asyncio.create_task(catalog.unregister(client, ADA, "bot"))
         await asyncio.sleep(0)
         assert names(catalog, ADA) == ["base"]
@@ -89,7 +92,7 @@ async def test_a_name_is_gone_at_once_and_can_be_given_anew(
         with pytest.raises(ModelNotFound):
             await catalog.unregister(client, ADA, "bot")
 
-        second = await catalog.register(client, ADA.tenant, "bot", tmp_path)
+        second = await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
 
     assert first.adapter is not None
     assert second.adapter is not None
@@ -99,10 +102,10 @@ async def test_a_name_is_gone_at_once_and_can_be_given_anew(
 async def test_a_refused_adapter_leaves_its_name_free(tmp_path: Path, catalog: Catalog) -> None:
     closed = EngineClient(f"ipc://{tmp_path}/nobody.sock")
     with pytest.raises(EngineUnavailable):
-        await catalog.register(closed, ADA.tenant, "bot", tmp_path)
+        await catalog.register(closed, ADA.tenant, AdapterSource("bot", tmp_path))
 
     async with engine(tmp_path) as client:
-        await catalog.register(client, ADA.tenant, "bot", tmp_path)
+        await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
 
     assert names(catalog, ADA) == ["base", "bot"]
 
@@ -111,7 +114,7 @@ async def test_a_new_engine_gets_the_same_adapters_from_the_store(
     tmp_path: Path, catalog: Catalog
 ) -> None:
     async with engine(tmp_path) as client:
-        before = await catalog.register(client, ADA.tenant, "bot", tmp_path)
+        before = await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
     async with engine(tmp_path) as client:
         await catalog.restore(client)
 
@@ -123,7 +126,7 @@ async def test_an_adapter_that_comes_back_another_or_not_at_all_is_not_served(
     tmp_path: Path, catalog: Catalog, model: str
 ) -> None:
     async with engine(tmp_path) as client:
-        await catalog.register(client, ADA.tenant, "bot", tmp_path)
+        await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
     async with engine(tmp_path, model) as client:
         await catalog.restore(client)
 

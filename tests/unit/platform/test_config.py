@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.platform.cli import parse_adapters
+from loraplex.platform.cli import gather_mappings
 from loraplex.platform.config import Settings, load_settings, parse_size
 from loraplex.platform.errors import SettingsRefused
 
@@ -96,8 +96,54 @@ def test_the_engine_gets_what_concerns_it(model: Path) -> None:
     assert config.adapter_store == str(model / "adapters")
 
 
-def test_adapters_are_given_as_name_and_folder() -> None:
-    assert parse_adapters(["a=x", "b=y=z"]) == {"a": "x", "b": "y=z"}
+def test_options_that_are_given_many_times_become_one_setting() -> None:
+    given = {"adapter": ["a=x", "b=y=z"], "base_prompt": ["p=f"], "port": "1"}
+
+    gather_mappings(given)
+
+    assert given == {"adapters": {"a": "x", "b": "y=z"}, "base_prompts": {"p": "f"}, "port": "1"}
+
+
+def test_every_fault_of_these_options_is_told() -> None:
+    given = {"adapter": ["a", "=x", "b=", "c=1", "c=2"], "adapter_base_prompt": ["a=p", "q"]}
+
     with pytest.raises(SettingsRefused) as caught:
-        parse_adapters(["a", "=x", "b=", "c=1", "c=2"])
-    assert len(caught.value.faults) == 4
+        gather_mappings(given)
+
+    assert caught.value.faults == [
+        "--adapter takes NAME=FOLDER, got 'a'",
+        "--adapter takes NAME=FOLDER, got ''",
+        "--adapter takes NAME=FOLDER, got 'b'",
+        "--adapter c is given 2 times",
+        "--adapter-base-prompt takes ADAPTER=BASE_PROMPT, got 'q'",
+    ]
+
+
+def test_adapters_and_base_prompts_are_named_as_they_were_given(model: Path) -> None:
+    (model / "prompt.txt").write_text("Be brief.")
+
+    with pytest.raises(SettingsRefused) as caught:
+        load_settings(
+            {
+                "model": str(model),
+                "adapters": {"a": str(model)},
+                "base_prompts": {"p": str(model / "prompt.txt"), "q": str(model / "none.txt")},
+                "adapter_activations": {"b": "after_prompt"},
+                "adapter_base_prompts": {"a": "r"},
+            }
+        )
+
+    told = "; ".join(caught.value.faults)
+    assert "there is no file" in told
+    assert "--adapter-activation (LORAPLEX_ADAPTER_ACTIVATIONS): there is no adapter b" in told
+
+
+def test_a_base_prompt_of_an_adapter_must_be_given(model: Path) -> None:
+    with pytest.raises(SettingsRefused, match="there is no base prompt r"):
+        load_settings(
+            {
+                "model": str(model),
+                "adapters": {"a": str(model)},
+                "adapter_base_prompts": {"a": "r"},
+            }
+        )

@@ -12,6 +12,7 @@ STATUS = {
     FailureCode.CONTEXT_LENGTH_EXCEEDED: (400, "context_length_exceeded"),
     FailureCode.BUDGET_EXCEEDED: (400, "budget_exceeded"),
     FailureCode.ADAPTER_NOT_FOUND: (404, "model_not_found"),
+    FailureCode.BASE_PROMPT_NOT_FOUND: (404, "base_prompt_not_found"),
     FailureCode.ADAPTER_REJECTED: (422, "adapter_invalid"),
     FailureCode.ADAPTER_UNAVAILABLE: (503, "adapter_unavailable"),
     FailureCode.ENGINE_UNAVAILABLE: (503, "engine_unavailable"),

@@ -1,0 +1,152 @@
+"""BasePrompts: what the operator published to all tenants, by name."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.protocol import BasePromptRef, PublishBasePrompt
+from loraplex.engine.tokenizer import Tokenizer
+from loraplex.platform.errors import BasePromptNotFound, SettingsRefused
+from loraplex.platform.inference.schemas import Message
+
+Messages = list[dict[str, Any]]
+
+_MESSAGES = TypeAdapter(list[Message])
+_FIRST_VERSION = 1
+_BEGINNINGS = ("a", "1", "\n", "#", " ")  # of what a user may say next
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """A text, or the messages with which conversations begin."""
+
+    text: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> "PromptSource":
+        """A .json file holds a list of messages, every other one a text.
+
+        Raises:
+            SettingsRefused: with all that is wrong with it.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = _MESSAGES.validate_python(json.loads(text)) if path.suffix == ".json" else []
+        except OSError as error:
+            raise SettingsRefused([f"cannot read {str(path)!r}: {error.strerror}"]) from error
+        except ValidationError as error:
+            faults = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+            raise SettingsRefused([f"{str(path)!r} {fault}" for fault in faults]) from error
+        except ValueError as error:
+            kind = "JSON" if path.suffix == ".json" else "UTF-8 text"
+            raise SettingsRefused([f"{str(path)!r} is not valid {kind}: {error}"]) from error
+        if path.suffix != ".json":
+            return cls(text=text)
+        return cls(messages=tuple(message.for_template() for message in found))
+
+    def token_ids(self, tokenizer: Tokenizer) -> list[int]:
+        """What every prompt that uses it begins with.
+
+        Of messages it is what the model's chat template puts first whatever the user says next.
+
+        Raises:
+            PromptRejected: the chat template refuses the messages.
+        """
+        if not self.messages:
+            return tokenizer.encode(self.text)
+        prompts = [
+            tokenizer.encode(
+                tokenizer.render_chat([*self.messages, {"role": "user", "content": content}]),
+                add_special_tokens=False,
+            )
+            for content in _BEGINNINGS
+        ]
+        return list(_common_beginning(prompts))
+
+
+@dataclass(frozen=True)
+class BasePrompt:
+    name: str
+    created: int  # Unix seconds
+    source: PromptSource
+    ref: BasePromptRef
+    token_ids: list[int]
+
+
+class BasePrompts:
+    """Names are the operator's and everybody's to use."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, BasePrompt] = {}
+
+    def list(self) -> list[BasePrompt]:
+        return sorted(self._prompts.values(), key=lambda prompt: prompt.name)
+
+    def resolve(self, name: str) -> BasePrompt:
+        """Raises BasePromptNotFound."""
+        prompt = self._prompts.get(name)
+        if prompt is None:
+            raise BasePromptNotFound(name)
+        return prompt
+
+    async def publish(
+        self, engine: EngineClient, tokenizer: Tokenizer, name: str, source: PromptSource
+    ) -> BasePrompt:
+        """Has the engine compute a prompt and keep it; returns when that is done.
+
+        A name that is known keeps its id, so that a new engine gets the same prompt as the last.
+
+        Raises:
+            PromptRejected: the chat template refuses the messages.
+            RequestRejected: with the reason, if it is no prompt or too long.
+            EngineUnavailable: if there is no engine to compute it.
+        """
+        prompt = self._prompts.get(name) or BasePrompt(
+            name,
+            int(time.time()),
+            source,
+            BasePromptRef(prompt_id=f"bpr_{uuid.uuid4().hex}", version=_FIRST_VERSION),
+            source.token_ids(tokenizer),
+        )
+        await engine.publish_base_prompt(
+            PublishBasePrompt(
+                request_id=f"base-prompts-{uuid.uuid4().hex}",
+                prompt_id=prompt.ref.prompt_id,
+                version=prompt.ref.version,
+                token_ids=prompt.token_ids,
+            )
+        )
+        self._prompts[name] = prompt
+        return prompt
+
+
+def read_prompts(paths: Mapping[str, Path]) -> dict[str, PromptSource]:
+    """Raises SettingsRefused with all that is wrong with all of them."""
+    found, faults = {}, []
+    for name, path in paths.items():
+        try:
+            found[name] = PromptSource.read(path)
+        except SettingsRefused as refusal:
+            faults += [f"--base-prompt {name}: {fault}" for fault in refusal.faults]
+    if faults:
+        raise SettingsRefused(faults)
+    return found
+
+
+def _common_beginning(rows: Sequence[Sequence[int]]) -> Iterator[int]:
+    for tokens in zip(*rows, strict=False):
+        if len(set(tokens)) > 1:
+            return
+        yield tokens[0]
+
+
+def _place(where: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, where)) or "is wrong"
