@@ -209,6 +209,8 @@ class Scheduler:
         """Lets a waiting sequence run, if it can."""
         if plan.num_rows < sequence.num_rows:
             return Turn.NO_ROWS
+        if self.kv.tiers.is_awaiting(sequence.seq_id):
+            return Turn.NOT_READY
         num_bytes = self.gate.bytes_to_load(sequence)
         if not self.gate.open(sequence, self.running):
             return Turn.NOT_READY  # nobody waits for another's adapter

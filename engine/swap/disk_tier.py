@@ -95,6 +95,13 @@ class DiskTier:
         return self._folder is not None
 
     @property
+    def folder(self) -> Path:
+        """Where the files are, while the tier is on."""
+        if self._folder is None:
+            raise RuntimeError("the disk tier is off")
+        return self._folder.path
+
+    @property
     def num_bytes(self) -> int:
         """What the files take."""
         return self._num_bytes

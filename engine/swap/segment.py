@@ -1,6 +1,6 @@
 """Segments: files of KV blocks on disk, from which nothing is believed unchecked.
 
-A segment is a magic number with the format's version, the length and the BLAKE2b digest of a
+A segment is a magic number with the format's version, the length and the digest of a
 header, the header in msgpack, and then one record after another, all of one length: the digest of
 all that the record is, the block's token ids, and its content. A record's digest covers its key,
 too, so a record that stands in another's place is as bad as a flipped bit.
@@ -19,7 +19,7 @@ import numpy as np
 from loraplex.engine.swap.host_tier import BlockKey
 
 MAGIC = b"LPXKV\x00\x00\x01"  # the last byte is the version of the format
-_DIGEST = 16  # bytes
+_DIGEST = 16  # bytes of a SHA-256, which many CPUs compute in hardware
 _PREFIX = struct.Struct(f"<{len(MAGIC)}sQ{_DIGEST}s")
 _MAX_HEADER = 1 << 28  # bytes
 
@@ -144,14 +144,14 @@ def _parse(record: bytes, identity: SwapIdentity, key: BlockKey) -> Record | Non
 
 def _digest_of(key: BlockKey, tokens: bytes | memoryview, content: bytes | memoryview) -> bytes:
     group, content_key = key
-    digest = hashlib.blake2b(struct.pack("<QQ", group, len(content_key)), digest_size=_DIGEST)
+    digest = hashlib.sha256(struct.pack("<QQ", group, len(content_key)))
     for part in (content_key, tokens, content):
         digest.update(part)
-    return digest.digest()
+    return digest.digest()[:_DIGEST]
 
 
 def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+    return hashlib.sha256(data).digest()[:_DIGEST]
 
 
 def _packed(token_ids: tuple[int, ...]) -> bytes:

@@ -16,6 +16,14 @@ from loraplex.engine.swap.segment import Record
 from loraplex.engine.swap.transfers import BlockMoves, Transfers
 
 
+@dataclass
+class _Wait:
+    """What a sequence waits for."""
+
+    deadline: float
+    keys: set[BlockKey]  # of blocks on disk
+
+
 @dataclass(frozen=True)
 class _Read:
     blocks: list[DiskBlock]
@@ -46,7 +54,7 @@ class SwapManager(LowerTiers):
         self.transfers = transfers
         self.host = HostTier(arena.storage.num_blocks, self._spill)
         self.disk = disk
-        self._arena = arena
+        self.arena = arena
         self._metering = metering
         self._clock = clock
         self._block_bytes = arena.storage.bytes_per_block
@@ -56,7 +64,7 @@ class SwapManager(LowerTiers):
         self._coming: list[HostBlock] = []  # fetched in the last step
         self._reads: list[_Read] = []
         self._reading: set[BlockKey] = set()
-        self._deadlines: dict[int, float] = {}  # until when a sequence waits, by its id
+        self._waits: dict[int, _Wait] = {}  # by sequence id
         self._num_out = self._num_in = self._num_disk_hits = self._num_dropped = 0
 
     def begin_step(self) -> None:
@@ -109,27 +117,32 @@ class SwapManager(LowerTiers):
     ) -> bool:
         """As `LowerTiers.await_blocks`."""
         on_disk = [block for block in blocks if isinstance(block, DiskBlock)]
-        if seq_id not in self._deadlines:
+        wait = self._waits.get(seq_id)
+        if wait is None:
             too_many = len(on_disk) > self.host.num_slots // 2
             if too_many or (on_disk and not self.costs.is_worth_reading(len(on_disk), num_tokens)):
                 return False
-            self._deadlines[seq_id] = self._clock() + self.costs.patience(num_tokens)
-        if self._clock() >= self._deadlines[seq_id]:
+            wait = _Wait(self._clock() + self.costs.patience(num_tokens), set())
+            self._waits[seq_id] = wait
+        if self._clock() >= wait.deadline:
             return False
+        wait.keys = {block.key for block in on_disk}
         self._start_read([b for b in on_disk if b.key not in self._reading], account)
         return True
 
     def is_awaiting(self, seq_id: int) -> bool:
         """As `LowerTiers.is_awaiting`."""
+        wait = self._waits.get(seq_id)
         return (
-            seq_id in self._deadlines
-            and self._clock() < self._deadlines[seq_id]
-            and any(not read.done.done() for read in self._reads)
+            wait is not None
+            and self._clock() < wait.deadline
+            and not wait.keys.isdisjoint(self._reading)
+            and not any(read.done.done() for read in self._reads)
         )
 
     def forget(self, seq_id: int) -> None:
         """As `LowerTiers.forget`."""
-        self._deadlines.pop(seq_id, None)
+        self._waits.pop(seq_id, None)
 
     def hold(self, block: TierBlock) -> None:
         """As `LowerTiers.hold`."""
@@ -192,7 +205,7 @@ class SwapManager(LowerTiers):
             return
         taken = False
         if self.disk is not None and self.costs.is_worth_writing():
-            content = self._arena.read(block.slot)
+            content = self.arena.read(block.slot)
             taken = self.disk.put(block.account, Record(block.key, block.token_ids, content))
         self._num_dropped += not taken
 
@@ -217,7 +230,7 @@ class SwapManager(LowerTiers):
             return  # it was offloaded meanwhile
         reserved = self.host.reserve(block.key, block.token_ids, account)
         if reserved is not None:
-            self._arena.write(reserved.slot, record.content)
+            self.arena.write(reserved.slot, record.content)
             self.host.arrive(reserved)
             self._num_disk_hits += 1
 
