@@ -30,7 +30,8 @@ class EvictionPolicy(ABC):
 
         Args:
             previous: the rank before it; `UNUSED` at the first.
-            cost: seconds per byte that getting the thing back would take, above 0.
+            cost: what getting the thing back would take, per byte, above 0; in one unit for all
+                things of one memory.
         """
 
 

@@ -39,7 +39,7 @@ from loraplex.engine.norms import swap_norms
 from loraplex.engine.packing import pack_linears
 from loraplex.engine.policy import FCFSPolicy
 from loraplex.engine.protocol import StartProgress
-from loraplex.engine.recompute_cost import RecomputeCost
+from loraplex.engine.recompute_cost import RecomputeCost, cost_per_token
 from loraplex.engine.rotary import swap_rotary
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler, SchedulerLimits
@@ -101,7 +101,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     begin(2)
     stops = StopChecker(loaded.eos_token_ids)
     recompute = RecomputeCost()
-    make_pool = partial(BlockPool, eviction=_eviction(config), restore_cost=recompute.per_token)
+    make_pool = partial(BlockPool, eviction=_eviction(config), restore_cost=cost_per_token)
     kv, cache, attention = _kv(config, loaded, probe, kernels, adapter_memory, make_pool)
     scheduler = Scheduler(
         kv,

@@ -47,7 +47,7 @@ class BlockPool:
         Args:
             num_blocks: with the null block, which the caller has memory for too.
             eviction: ranks cached blocks; None: the least recently used leaves first.
-            restore_cost: seconds per token to get a prefix of so many tokens back.
+            restore_cost: what it costs to get a token of a prefix so long back, in any unit.
         """
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]

@@ -21,12 +21,12 @@ class RecomputeCost:
             self.seconds_per_token = measured
         self.seconds_per_token += _WEIGHT * (measured - self.seconds_per_token)
 
-    def per_token(self, num_tokens: int) -> float:
-        """Seconds for each token of a prompt so long; longer ones attend to more. In an arbitrary
-        unit until it is known."""
-        base = self.seconds_per_token if self.seconds_per_token is not None else 1.0
-        return base * (1 + num_tokens / ATTENTION_TOKENS)
-
     def seconds(self, num_tokens: float) -> float | None:
         """What so many tokens would cost; None until it is known."""
         return None if self.seconds_per_token is None else num_tokens * self.seconds_per_token
+
+
+def cost_per_token(num_tokens: int) -> float:
+    """What a token of a prompt so long costs, where one of a very short prompt costs 1: longer ones
+    attend to more."""
+    return 1 + num_tokens / ATTENTION_TOKENS

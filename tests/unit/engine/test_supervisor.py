@@ -21,6 +21,7 @@ from loraplex.engine.protocol import (
     GenerateRequest,
     RegisterAdapter,
     StartProgress,
+    TenantShare,
     TokenEvent,
     UnregisterAdapter,
 )
@@ -284,3 +285,15 @@ async def test_the_engine_ends_with_its_supervisor(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_shares_and_the_block_map_cross_the_process_border(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        await client.set_tenant_shares([TenantShare("a", floor=2), TenantShare("b", floor=3)])
+        with pytest.raises(RequestRejected) as caught:
+            await client.set_tenant_shares([TenantShare("a", floor=9)])
+
+        found = await client.block_map()
+
+    assert caught.value.faults == ["a asks too much"]
+    assert [(found.owners[run.owner], run.count) for run in found.runs] == [("a", 2), ("b", 3)]
