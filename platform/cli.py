@@ -28,17 +28,21 @@ app = typer.Typer(
 console = Console(stderr=True, highlight=False)
 
 
-def option(setting: str, metavar: str, *names: str) -> Any:
+def option(setting: str, metavar: str) -> Any:
     """A command line option with the text and the default of its setting."""
     field = Settings.model_fields[setting]
     shown = "none" if field.default is None or field.default == {} else field.default
     note = "must be given" if field.is_required() else f"default: {shown}"
     return typer.Option(
-        *names, metavar=metavar, help=f"{field.description} [{note}]", show_default=False
+        f"--{option_of(setting)}",
+        metavar=metavar,
+        help=f"{field.description} [{note}]",
+        show_default=False,
     )
 
 
 Text = str | None  # Settings reads the values, so that it can name all faults at once
+Texts = list[str] | None  # of an option that can be given many times
 
 
 @app.command()
@@ -46,20 +50,14 @@ def serve(  # noqa: PLR0913 - one parameter per option
     *,
     model: Annotated[Text, option("model", "FOLDER")] = None,
     served_model_name: Annotated[Text, option("served_model_name", "NAME")] = None,
-    adapter: Annotated[list[str] | None, option("adapters", "NAME=FOLDER", "--adapter")] = None,
-    allow_base_mismatch: Annotated[
-        bool, option("allow_base_mismatch", "", "--allow-base-mismatch")
-    ] = False,
-    base_prompt: Annotated[
-        list[str] | None, option("base_prompts", "NAME=FILE", "--base-prompt")
-    ] = None,
+    adapter: Annotated[Texts, option("adapters", "NAME=FOLDER")] = None,
+    allow_base_mismatch: Annotated[bool, option("allow_base_mismatch", "")] = False,
+    base_prompt: Annotated[Texts, option("base_prompts", "NAME=FILE")] = None,
     adapter_activation: Annotated[
-        list[str] | None,
-        option("adapter_activations", "ADAPTER=ACTIVATION", "--adapter-activation"),
+        Texts, option("adapter_activations", "ADAPTER=ACTIVATION")
     ] = None,
     adapter_base_prompt: Annotated[
-        list[str] | None,
-        option("adapter_base_prompts", "ADAPTER=BASE_PROMPT", "--adapter-base-prompt"),
+        Texts, option("adapter_base_prompts", "ADAPTER=BASE_PROMPT")
     ] = None,
     host: Annotated[Text, option("host", "HOST")] = None,
     port: Annotated[Text, option("port", "PORT")] = None,
@@ -72,6 +70,8 @@ def serve(  # noqa: PLR0913 - one parameter per option
     max_num_batched_tokens: Annotated[Text, option("max_num_batched_tokens", "N")] = None,
     kv_cache_memory: Annotated[Text, option("kv_cache_memory", "BYTES")] = None,
     block_size: Annotated[Text, option("block_size", "N")] = None,
+    swap_memory: Annotated[Text, option("swap_memory", "BYTES")] = None,
+    swap_disk: Annotated[Text, option("swap_disk", "BYTES")] = None,
     eviction: Annotated[Text, option("eviction", "cost|lru")] = None,
     eviction_half_life: Annotated[Text, option("eviction_half_life", "SECONDS")] = None,
     scheduling: Annotated[Text, option("scheduling", "fair|fcfs")] = None,

@@ -127,6 +127,10 @@ class Settings(BaseSettings):
         None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
     )
     block_size: int = Field(8, ge=1, description="Tokens of one KV block")
+    swap_memory: Bytes | None = Field(
+        None, ge=0, description="Host memory for evicted KV blocks; not set: 1GiB beside a GPU"
+    )
+    swap_disk: Bytes = Field(0, ge=0, description="Disk for those that leave host memory; 0: none")
     eviction: Literal["cost", "lru"] = Field(
         "cost", description="Which idle KV blocks and adapters leave first; lru: by last use alone"
     )
