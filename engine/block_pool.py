@@ -230,7 +230,8 @@ class BlockPool:
     def _charge(self, payer: Account, *, held: int = 0, cached: int = 0) -> None:
         self.budgets.charge(payer, held, cached)
         self.metering.note_charge(payer.name, held, cached)
-        self._idle.refresh(payer)
+        if payer.floor:  # else its cached blocks are above it anyway
+            self._idle.refresh(payer)
 
     def _forget(self, block: KVCacheBlock) -> None:
         if block.key is not None:
