@@ -4,7 +4,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.clocks import FakeClock
 
+from loraplex.adapters.eviction import CostAwareEviction
 from loraplex.adapters.pool import AdapterPool
 
 KEYS = "abcde"
@@ -45,6 +47,28 @@ def test_idle_keys_leave_until_the_bytes_fit() -> None:
 
     assert ("a" in pool, "b" in pool, "c" in pool, pool.num_bytes) == (False, False, True, 10)
     assert slot not in pool.take_vacated()
+
+
+def test_an_adapter_that_is_used_often_outlives_one_used_once_just_now() -> None:
+    pool = AdapterPool(2, eviction=CostAwareEviction(clock=FakeClock()))
+    for key in ("often", "often", "once"):
+        pool.acquire(key, 10)
+        pool.release(key)
+
+    pool.acquire("new", 10)
+
+    assert ("often" in pool, "once" in pool) == (True, False)
+
+
+def test_of_two_adapters_that_take_as_long_to_load_the_smaller_stays() -> None:
+    pool = AdapterPool(2, eviction=CostAwareEviction(clock=FakeClock()))
+    for key, num_bytes in (("small", 1), ("large", 8)):
+        pool.acquire(key, num_bytes)
+        pool.release(key, seconds=0.5)
+
+    pool.acquire("new", 1)
+
+    assert ("small" in pool, "large" in pool) == (True, False)
 
 
 def test_slots_that_had_to_be_emptied_are_named_once() -> None:

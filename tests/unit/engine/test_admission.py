@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from support.kv import FULL
 from support.scheduling import SchedulerHarness, Setup, generate_request
 
+from loraplex.engine.budgets import OPERATOR
+from loraplex.engine.preemption import choose_victim
 from loraplex.engine.protocol import TenantShare
 from loraplex.engine.sequence import Sequence, SequenceStatus
 
@@ -122,6 +124,16 @@ def test_who_outgrows_the_memory_gives_way_where_most_is_borrowed() -> None:
         made.step()
 
     assert (sure.num_preemptions, small.num_preemptions, large.num_preemptions) == (0, 0, 1)
+
+
+def test_a_base_prompt_that_is_being_computed_gives_way_to_nobody() -> None:
+    made = harness()
+    prompt, small, large = (ask(made, t, n, 16) for t, n in ((OPERATOR, 8), ("a", 4), ("b", 4)))
+    prompt.is_base_prompt = True
+
+    victim = choose_victim(small, [large, prompt], made.kv.pool.budgets, made.scheduler.policy)
+
+    assert victim is not prompt
 
 
 def test_at_its_ceiling_a_tenant_gives_way_to_itself() -> None:

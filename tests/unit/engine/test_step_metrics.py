@@ -95,3 +95,16 @@ def waste_of(num_tokens: int) -> float:
     first_in_window = (num_tokens - 6) // 4 * 4
     allocated = last + last - first_in_window
     return 2 * (last - num_tokens) / allocated
+
+
+def test_tenants_are_told_apart_with_what_they_run_and_wait_for() -> None:
+    harness = MeteredHarness(Setup(max_num_seqs=1))
+    for tenant in ("one", "two"):
+        harness.add(generate_request(tenant, PROMPT, tenant=tenant, max_tokens=5))
+    harness.counted_step()
+
+    one, two = harness.stats().tenants
+
+    assert (one.tenant, one.num_running, one.num_waiting, one.held_blocks) == ("one", 1, 0, 6)
+    assert (two.tenant, two.num_running, two.num_waiting, two.held_blocks) == ("two", 0, 1, 0)
+    assert (one.num_queued, two.num_queued) == (1, 0)
