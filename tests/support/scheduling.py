@@ -16,7 +16,12 @@ from loraplex.engine.detokenizer import Detokenizer
 from loraplex.engine.fair_policy import FairPolicy
 from loraplex.engine.kv_groups import KVGroup
 from loraplex.engine.policy import SchedulingPolicy
-from loraplex.engine.protocol import FinishReason, GenerateRequest, PositionLogprobs
+from loraplex.engine.protocol import (
+    BasePromptRef,
+    FinishReason,
+    GenerateRequest,
+    PositionLogprobs,
+)
 from loraplex.engine.request_seed import RequestSeeds
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.sampling_params import SamplingParams
@@ -67,7 +72,7 @@ class Setup:
     adapter_wait: float = 2.0
 
 
-def generate_request(
+def generate_request(  # noqa: PLR0913 - one parameter per field that tests set
     request_id: str,
     prompt: list[int],
     *,
@@ -75,6 +80,7 @@ def generate_request(
     tenant: str = "tenant",
     namespace: str = "namespace",
     priority: int = 0,
+    base_prompt: BasePromptRef | None = None,
     **sampling: Any,
 ) -> GenerateRequest:
     """Greedy unless asked otherwise; the adapter is named."""
@@ -86,6 +92,7 @@ def generate_request(
         sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8} | sampling),
         adapter=adapter_ref(adapter) if adapter else None,
         priority=priority,
+        base_prompt=base_prompt,
     )
 
 

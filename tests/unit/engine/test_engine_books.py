@@ -1,0 +1,208 @@
+"""Tenants, adapters, base prompts, budgets, forks, swaps and aborts in any order: each answer is as
+if alone, each tenant reads only what it may, and the books balance after every step.
+
+That nobody reads another's blocks is checked by the toy model at every read."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.scheduling import Answer, Setup, generate_request, undisturbed
+from support.whole_engine import WholeEngine
+
+from loraplex.engine.budgets import OPERATOR
+from loraplex.engine.errors import RequestRejected
+from loraplex.engine.protocol import (
+    BasePromptRef,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    PublishBasePrompt,
+    RetireBasePrompt,
+)
+from loraplex.engine.sequence import Sequence
+
+TENANTS = ("x", "y", "z")
+# A little more than the longest request alone: 12 tokens of base prompt, 24 and 20 of output.
+TIGHT = Setup(
+    num_blocks=28, max_num_seqs=5, max_num_batched_tokens=9, max_logits_rows=4, load_delay=2
+)
+REQUESTS = st.fixed_dictionaries(
+    {
+        "length": st.integers(1, 24),
+        "branch": st.integers(0, 24),
+        "family": st.integers(1, 2),
+        "tenant": st.sampled_from(TENANTS),
+        "adapter": st.sampled_from([None, None, "a", "b", "c"]),
+        "max_tokens": st.integers(1, 20),
+        "seed": st.integers(-3, 3),
+    },
+    optional={
+        "priority": st.just(-1),
+        "n": st.integers(2, 3),
+        "temperature": st.just(1.0),
+        "repetition_penalty": st.just(1.2),
+        "ignore_eos": st.just(True),
+        "stop": st.sampled_from([("e",), ("t s", "n"), ("the cat",)]),
+        "logprobs": st.integers(0, 2),
+        "prompt_logprobs": st.integers(0, 2),
+    },
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = WholeEngine(TIGHT, num_host_slots=12)
+        self.added: dict[str, tuple[GenerateRequest, Sequence]] = {}
+        self.aborted: set[str] = set()
+        self.published: list[BasePromptRef] = []
+        self.is_shared_out = False
+
+    @initialize(length=st.integers(0, 12))
+    def begin_with_a_base_prompt(self, length: int) -> None:
+        if length > 0:
+            self.publish(length, 1, version=0)
+
+    @rule(wanted=st.lists(REQUESTS, min_size=1, max_size=3))
+    def add(self, wanted: list[dict[str, Any]]) -> None:
+        for fields in wanted:
+            self.ask(fields)
+
+    @precondition(lambda self: self.published)
+    @rule(fields=REQUESTS, data=st.data())
+    def add_behind_a_base_prompt(self, fields: dict[str, Any], data: st.DataObject) -> None:
+        self.ask(fields, data.draw(st.sampled_from(self.published)))
+
+    def ask(self, fields: dict[str, Any], base_prompt: BasePromptRef | None = None) -> None:
+        length, branch, family = (fields[name] for name in ("length", "branch", "family"))
+        options = {name: fields[name] for name in fields.keys() - {"length", "branch", "family"}}
+        request = generate_request(
+            f"{len(self.added)}",
+            [family if i < branch else 10 * family for i in range(length)],
+            namespace=f"of {fields['tenant']}",
+            base_prompt=base_prompt,
+            **options,
+        )
+        try:
+            self.added[request.request_id] = request, self.whole.add(request)
+        except RequestRejected as rejection:
+            codes = FailureCode.BUDGET_EXCEEDED, FailureCode.BASE_PROMPT_NOT_FOUND
+            self.is_refused_with(rejection, *codes)  # the second: that prompt was given up
+
+    @rule(num_steps=st.integers(1, 12))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.whole.step()
+
+    @precondition(lambda self: self.added)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.added)))
+        self.whole.engine.abort(request_id)
+        self.aborted.add(request_id)
+        self.whole.check_books()
+
+    @precondition(lambda self: len(self.published) < 2)
+    @rule(length=st.integers(1, 12), family=st.integers(1, 2), version=st.integers(1, 9))
+    def publish_another(self, length: int, family: int, version: int) -> None:
+        self.publish(length, family, version)
+
+    def publish(self, length: int, family: int, version: int) -> None:
+        ref = BasePromptRef(prompt_id=f"p{length} {family}", version=version)
+        command = PublishBasePrompt(
+            request_id=f"publish {ref}",
+            prompt_id=ref.prompt_id,
+            version=version,
+            token_ids=[family] * length,
+        )
+        try:
+            self.whole.engine.publish_base_prompt(command)
+        except RequestRejected as rejection:
+            codes = FailureCode.BUDGET_EXCEEDED, FailureCode.INVALID_REQUEST
+            self.is_refused_with(rejection, *codes)
+        else:
+            if ref not in self.published:
+                self.published.append(ref)
+
+    @precondition(lambda self: self.published)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        ref = data.draw(st.sampled_from(self.published))
+        self.published.remove(ref)
+        self.retire_prompt(ref)
+
+    def retire_prompt(self, ref: BasePromptRef) -> None:
+        command = RetireBasePrompt(
+            request_id=f"retire {ref}", prompt_id=ref.prompt_id, version=ref.version
+        )
+        try:
+            self.whole.engine.retire_base_prompt(command)
+        except RequestRejected as rejection:  # it was given up before it was computed
+            self.is_refused_with(rejection, FailureCode.BASE_PROMPT_NOT_FOUND)
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        floor=st.integers(0, 14),
+        room=st.none() | st.integers(0, 20),
+        weight=st.sampled_from([0.5, 1.0, 4.0]),
+    )
+    def set_share(self, tenant: str, floor: int, room: int | None, weight: float) -> None:
+        self.is_shared_out = True
+        try:
+            self.whole.set_share(tenant, floor, None if room is None else floor + room, weight)
+        except RequestRejected as rejection:
+            self.is_refused_with(rejection, FailureCode.INVALID_REQUEST)
+
+    @staticmethod
+    def is_refused_with(rejection: RequestRejected, *codes: FailureCode) -> None:
+        assert rejection.code in codes
+
+    def teardown(self) -> None:
+        self.whole.run(max_steps=500 + 80 * len(self.added))
+        for ref in self.published:
+            self.retire_prompt(ref)
+        self.whole.run(max_steps=5)
+        self.nothing_is_held()
+        if not self.is_shared_out:
+            assert all(sequence.num_preemptions <= 2 for _, sequence in self.added.values())
+        for request_id, (request, sequence) in self.added.items():
+            self.answer_is_as_if_alone(request_id, request, sequence)
+
+    def nothing_is_held(self) -> None:
+        self.whole.check_books()
+        assert self.whole.kv.pool.num_free == TIGHT.num_blocks
+        assert self.whole.slots.pool.num_references == 0
+        assert self.whole.budgets.of(OPERATOR).held == 0
+
+    def answer_is_as_if_alone(
+        self, request_id: str, request: GenerateRequest, sequence: Sequence
+    ) -> None:
+        failure = self.whole.failures.get(request_id)
+        if failure is not None:
+            assert failure.code is FailureCode.BUDGET_EXCEEDED
+            assert self.is_shared_out
+        whole_prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+        alone = generate_like(request, whole_prompt)
+        for index, expected in enumerate(undisturbed(alone, sequence.adapter_start)):
+            found = self.whole.answers.get((request_id, index), Answer())
+            if found.finish_reason is None:
+                assert request_id in self.aborted or failure is not None
+            was_cut = found.finish_reason is FinishReason.LENGTH and len(found.token_ids) < len(
+                expected.token_ids
+            )
+            assert found.token_ids == expected.token_ids[: len(found.token_ids)]
+            if found.finish_reason is not None and not was_cut:
+                assert found == expected
+            assert not was_cut or self.is_shared_out
+
+
+def generate_like(request: GenerateRequest, prompt: list[int]) -> GenerateRequest:
+    """The same request without a base prompt, whose tokens are in `prompt`."""
+    fields = {name: getattr(request, name) for name in request.__struct_fields__}
+    return GenerateRequest(**fields | {"prompt_token_ids": prompt, "base_prompt": None})
+
+
+EngineMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
+TestEngineMachine = EngineMachine.TestCase
