@@ -26,6 +26,7 @@ from loraplex.adapters.targets import TargetKind
 from loraplex.adapters.weights import LoRAWeights, read_weights
 
 DEFAULT_HOST_BYTES = 1 << 30
+MAX_LOOKED_AT = 64  # stored adapters whose frontiers are asked for at start
 
 _LARGEST_ITEM = 8  # bytes of a float64
 
@@ -169,6 +170,18 @@ class LoRAManager:
     def manifest(self, ref: AdapterRef) -> AdapterManifest:
         """Raises AdapterNotFound where it is not registered."""
         return self._entry(ref).stored.manifest
+
+    def stored_frontiers(self) -> list[int]:
+        """The layer frontiers of the adapters in the store that fit this base model, the latest
+        ones, whether registered now or not."""
+        frontiers = []
+        for manifest in self._store.manifests(MAX_LOOKED_AT):
+            try:
+                targets = self._sites.catalogue.resolve(manifest)
+            except AdapterRejected:
+                continue  # another model's
+            frontiers.append(frontier(target.module for target in targets.values()))
+        return frontiers
 
     def prepare(self, ref: AdapterRef) -> bool:
         """Whether `acquire` needs no loading; if it does, sees to it that a load is under way.

@@ -85,6 +85,12 @@ class AdapterStore:
                 staged.folder.rename(folder)
         return StoredAdapter(staged.digest, staged.manifest, folder)
 
+    def manifests(self, limit: int) -> list[AdapterManifest]:
+        """Of the copies that were published last, at most `limit`."""
+        paths = [(path.stat().st_mtime, path) for path in self.root.glob(f"*/{CONFIG_NAME}")]
+        latest = sorted(paths, reverse=True)[:limit]
+        return [AdapterManifest.from_json(path.read_bytes()) for _, path in latest]
+
     def verify(self, stored: StoredAdapter) -> None:
         """Reads a copy again and compares it with its digest.
 

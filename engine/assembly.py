@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ from loraplex.engine.feed_forward import swap_feed_forward
 from loraplex.engine.forward import Forward
 from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
-from loraplex.engine.kv_groups import group_layers
+from loraplex.engine.kv_groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.kv_memory import KVMemory, default_adapter_memory, free_memory
 from loraplex.engine.model_loader import LoadedModel, load_model
 from loraplex.engine.model_runner import ModelRunner, RecordedSteps
@@ -99,10 +98,10 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         eviction=_eviction(config),
     )
     begin(2)
-    stops = StopChecker(loaded.eos_token_ids)
-    recompute = RecomputeCost()
-    make_pool = partial(BlockPool, eviction=_eviction(config), restore_cost=cost_per_token)
-    kv, cache, attention = _kv(config, loaded, probe, kernels, adapter_memory, make_pool)
+    stops, recompute = StopChecker(loaded.eos_token_ids), RecomputeCost()
+    groups = _groups(config, probe, lora)
+    pool = _pool(config, loaded, probe, groups, adapter_memory)
+    kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
     scheduler = Scheduler(
         kv,
         AdapterGate(lora, config.adapter_wait),
@@ -110,10 +109,10 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         _limits(config, loaded),
         stops,
     )
-    sampler = Sampler(stops, TokenText(tokenizer), kernels)
     forward = Forward(loaded, attention, context)
     recorded = _recorded_steps(config, forward, kv, kernels)
     transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
+    sampler = Sampler(stops, TokenText(tokenizer), kernels)
     runner = ModelRunner(forward, cache, sampler, recorded, transfers)
     return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner, recompute)
 
@@ -175,22 +174,26 @@ def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites)
     return default_adapter_memory(numbers, config.max_adapter_slots, loaded.dtype)
 
 
-def _kv(
+def _groups(config: EngineConfig, probe: AttentionProbe, lora: LoRAManager) -> list[KVGroup]:
+    layers = list(probe.layers.values())
+    size = config.kv_group_size
+    return group_layers(layers, size or choose_group_size(layers, lora.stored_frontiers()))
+
+
+def _pool(
     config: EngineConfig,
     loaded: LoadedModel,
     probe: AttentionProbe,
-    kernels: Kernels,
+    groups: list[KVGroup],
     reserved: int,
-    make_pool: Callable[[int], BlockPool],
-) -> tuple[KVCacheManager, KVCache, AttentionContext]:
-    """The pool over memory that is really there, and our attention reading from it.
+) -> BlockPool:
+    """As many blocks as there is memory for; `reserved`: bytes of what is free now that they must
+    leave.
 
-    Args:
-        reserved: bytes of the memory that is free now which the pool must leave.
-        make_pool: of so many blocks, the null block included.
+    Raises:
+        ConfigRefused: one sequence of the maximum length does not fit.
     """
-    layers = [probe.layers[index] for index in sorted(probe.layers)]
-    groups = group_layers(layers)
+    layers = list(probe.layers.values())
     memory = KVMemory.of(layers, groups, config.block_size, loaded.dtype)
     num_blocks = memory.num_blocks(
         config.kv_cache_memory or free_memory(loaded.device, reserved),
@@ -198,17 +201,28 @@ def _kv(
         config.max_num_seqs,
         config.max_num_batched_tokens,
     )
+    return BlockPool(num_blocks, eviction=_eviction(config), restore_cost=cost_per_token)
+
+
+def _kv(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    probe: AttentionProbe,
+    kernels: Kernels,
+    groups: list[KVGroup],
+    pool: BlockPool,
+) -> tuple[KVCacheManager, KVCache, AttentionContext]:
+    """Block tables over the pool, the memory behind it, and our attention reading from that."""
     options: dict[str, torch.dtype | torch.device] = {
         "dtype": loaded.dtype,
         "device": loaded.device,
     }
+    layers, num_blocks = list(probe.layers.values()), len(pool.blocks)
     cache = KVCache(layers, groups, num_blocks, config.block_size, options, kernels)
     attention = AttentionContext()
     install_attention(probe, groups, cache, attention)
     scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)
-    kv = KVCacheManager(
-        make_pool(num_blocks), groups, config.block_size, loaded.max_model_len, scope
-    )
+    kv = KVCacheManager(pool, groups, config.block_size, loaded.max_model_len, scope)
     return kv, cache, attention
 
 

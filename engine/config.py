@@ -26,6 +26,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 1024  # token budget of one step
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
     block_size: int = 8
+    kv_group_size: int | None = None  # layers that share a block; None: by the stored adapters
     swap_memory: int | None = None  # bytes of host memory for evicted blocks; None: see swap/build
     swap_disk: int = 0  # bytes of files for blocks that host memory evicts; 0: none
     max_adapter_slots: int = 16
@@ -75,6 +76,7 @@ _MINIMA = (
     ("max_num_batched_tokens", 1),
     ("kv_cache_memory", 1),
     ("block_size", 1),
+    ("kv_group_size", 1),
     ("swap_memory", 0),
     ("swap_disk", 0),
     ("max_adapter_slots", 1),

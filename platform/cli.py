@@ -70,6 +70,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     max_num_batched_tokens: Annotated[Text, option("max_num_batched_tokens", "N")] = None,
     kv_cache_memory: Annotated[Text, option("kv_cache_memory", "BYTES")] = None,
     block_size: Annotated[Text, option("block_size", "N")] = None,
+    kv_group_size: Annotated[Text, option("kv_group_size", "N")] = None,
     swap_memory: Annotated[Text, option("swap_memory", "BYTES")] = None,
     swap_disk: Annotated[Text, option("swap_disk", "BYTES")] = None,
     eviction: Annotated[Text, option("eviction", "cost|lru")] = None,

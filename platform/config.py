@@ -127,6 +127,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
     )
     block_size: int = Field(8, ge=1, description="Tokens of one KV block")
+    kv_group_size: int | None = Field(
+        None, ge=1, description="Layers of one KV block; not set: by the adapters in the store"
+    )
     swap_memory: Bytes | None = Field(
         None, ge=0, description="Host memory for evicted KV blocks; not set: 1GiB beside a GPU"
     )

@@ -9,6 +9,7 @@ from loraplex.engine.kv_groups import (
     KVGroup,
     KVLayer,
     blocks_at_peak,
+    choose_group_size,
     group_layers,
     group_size,
 )
@@ -55,6 +56,25 @@ def test_layers_group_by_window_full_attention_first(
     groups = group_layers(pattern)
 
     assert [(group.window, len(group.layers)) for group in groups] == sizes_by_window
+
+
+@pytest.mark.parametrize(
+    ("pattern", "frontiers", "size"),
+    [
+        (gemma_3(18), [], 3),
+        (gemma_3(18), [0, 18, 2**31], 3),
+        (gemma_3(18), [1], 3),
+        (gemma_3(18), [12], 2),
+        (layers([None] * 28), [14], 14),
+        (layers([None] * 28), [20], 10),
+        (layers([None] * 28), [1, 0, 0], 28),
+    ],
+    ids=["none", "nothing-partial", "little", "sliding", "half", "two-thirds", "few"],
+)
+def test_groups_are_smaller_only_where_adapters_share_more_layers(
+    pattern: list[KVLayer], frontiers: list[int], size: int
+) -> None:
+    assert choose_group_size(pattern, frontiers) == size
 
 
 windows = st.lists(st.sampled_from([None, 16, 512]), min_size=1, max_size=40)

@@ -1,0 +1,217 @@
+"""Sharing is exact: adapters behind base prompts and above frontiers, against PEFT in float32."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from support.adapters import PEFT_NOISE, peft_logits, write_adapter
+from support.architectures import VOCAB_SIZE, load_reference, write_checkpoint
+from support.engines import Choice, make_engine, publish, register, request, run, run_one
+from transformers import DynamicCache
+
+from loraplex.adapters.manifest import Activation
+from loraplex.engine.llm_engine import LLMEngine
+from loraplex.engine.protocol import PositionLogprobs
+
+pytestmark = PEFT_NOISE
+
+BLOCK = 4
+TOKENS = [(7 * i + 3) % (VOCAB_SIZE - 3) + 3 for i in range(60)]
+REST = TOKENS[40:47]
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+INVOCATION = [50, 60]
+OUTPUT_LENGTH = 9
+NUM_LAYERS = 6
+TOLERANCE = 1e-4  # of float32 log-probabilities
+ARCHITECTURES = [pytest.param("gemma3_text"), pytest.param("llama", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param) / "base"
+    return write_checkpoint(folder, request.param, num_hidden_layers=NUM_LAYERS)
+
+
+@pytest.fixture(scope="module")
+def everywhere(base: Path) -> Path:
+    return write_adapter(base, base.parent / "everywhere", r=8, target_modules="all-linear")
+
+
+@pytest.fixture
+def engine(base: Path, tmp_path: Path) -> Iterator[LLMEngine]:
+    engine = make_engine(base, tmp_path / "store")
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 22])
+def test_an_adapter_after_the_prompt_is_lora_on_the_keys_and_values_of_the_base(
+    engine: LLMEngine, base: Path, everywhere: Path, length: int
+) -> None:
+    prompt = publish(engine, TOKENS[:length])
+    ref = register(engine, everywhere, activation=Activation.AFTER_PROMPT).ref
+
+    answer = run_one(engine, ask(REST, adapter=ref, base_prompt=prompt))
+
+    assert answer.usage is not None
+    assert answer.usage.cached_tokens == length
+    assert_equal(answer, base_then_lora(base, everywhere, TOKENS[:length], REST, answer))
+
+
+def test_without_a_base_prompt_it_acts_from_the_first_token(
+    engine: LLMEngine, base: Path, everywhere: Path
+) -> None:
+    ref = register(engine, everywhere, activation=Activation.AFTER_PROMPT).ref
+
+    answer = run_one(engine, ask(REST, adapter=ref))
+
+    assert_equal(answer, base_then_lora(base, everywhere, [], REST, answer))
+
+
+def test_a_base_prompt_that_the_tokens_begin_with_counts_and_so_does_an_adapters_own(
+    engine: LLMEngine, everywhere: Path
+) -> None:
+    prompt = publish(engine, TOKENS[:22])
+    mode = Activation.AFTER_PROMPT
+    plain = register(engine, everywhere, activation=mode).ref
+    bound = register(
+        engine, everywhere, activation=mode, adapter_id="bound", base_prompt=prompt
+    ).ref
+
+    answers = run(
+        engine,
+        [
+            ask(REST, "named", namespace="1", adapter=plain, base_prompt=prompt),
+            ask([*TOKENS[:22], *REST], "begun", namespace="2", adapter=plain),
+            ask(REST, "bound", namespace="3", adapter=bound),
+            ask([*TOKENS[:22], *REST], "bound and begun", namespace="4", adapter=bound),
+        ],
+    )
+
+    assert len({tuple(choices[0].token_ids) for choices in answers.values()}) == 1
+    assert all(choices[0].usage.cached_tokens == 22 for choices in answers.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("start", [15, 16, 17])
+@pytest.mark.parametrize("chunk", [11, 64])
+def test_an_activated_adapter_is_peft_wherever_its_point_lies_in_block_and_chunk(
+    base: Path, tmp_path: Path, start: int, chunk: int
+) -> None:
+    config = {"target_modules": "all-linear", "alora_invocation_tokens": INVOCATION}
+    folder = write_adapter(base, tmp_path / "activated", r=8, **config)
+    prompt = [*TOKENS[:start], *INVOCATION, *REST]
+    engine = make_engine(base, tmp_path / "store", max_num_batched_tokens=chunk)
+    ref = register(engine, folder).ref
+    run_one(engine, ask(prompt))
+
+    first, *others = run(engine, [ask(prompt, adapter=ref, n=3, temperature=1.0, seed=4, top_k=1)])[
+        "r"
+    ]
+    whole = run_one(engine, ask(prompt, adapter=ref, prompt_logprobs=1))
+    engine.close()
+
+    assert first.usage is not None
+    assert first.usage.cached_tokens == start // BLOCK * BLOCK
+    logits = peft_logits(base, folder, torch.tensor([[*prompt, *first.token_ids]]))[0]
+    assert_equal(first, logits)
+    assert all(other.token_ids == first.token_ids for other in others)
+    assert_equal(whole, logits)
+    expected = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]]
+    assert_close(chosen(whole.prompt_logprobs), expected.tolist())
+
+
+@pytest.mark.parametrize(
+    ("config", "frontier"),
+    [
+        ({"target_modules": ["k_proj"], "layers_to_transform": [3]}, 3),
+        ({"target_modules": ["q_proj", "o_proj"], "layers_to_transform": [3]}, 4),
+        ({"target_modules": LINEARS, "layers_to_transform": [1, 5]}, 1),
+        ({"target_modules": ["up_proj"], "layers_to_transform": [5]}, 6),
+        ({"target_modules": ["lm_head"]}, 2**31),
+        ({"target_modules": ["embed_tokens"]}, 0),
+    ],
+)
+@pytest.mark.parametrize("first", ["base", "adapter"])
+def test_layers_below_the_frontier_are_shared_and_the_output_stays(
+    base: Path, tmp_path: Path, config: dict[str, Any], frontier: int, first: str
+) -> None:
+    folder = write_adapter(base, tmp_path / "adapter", r=8, lora_alpha=32, **config)
+    engine = make_engine(base, tmp_path / "store", kv_group_size=1)
+    info = register(engine, folder)
+    order = [info.ref, None] if first == "adapter" else [None, info.ref]
+
+    answers = {ref: run_one(engine, ask(TOKENS[:30], adapter=ref)) for ref in order}
+    engine.close()
+
+    assert info.frontier == frontier
+    second, adapted, plain = answers[order[1]], answers[info.ref], answers[None]
+    assert second.usage is not None
+    assert second.usage.cached_tokens == (28 if frontier >= NUM_LAYERS else 0)
+    assert_equal(adapted, base_then_lora(base, folder, [], TOKENS[:30], adapted))
+    assert_equal(plain, base_then_lora(base, folder, TOKENS[:30], [], plain))
+
+
+def test_adapters_above_a_frontier_take_memory_for_the_layers_above_alone(tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", "llama", num_hidden_layers=NUM_LAYERS)
+    config = {"target_modules": LINEARS, "layers_to_transform": [4, 5]}
+    folders = [write_adapter(base, tmp_path / str(i), i, r=4, **config) for i in range(3)]
+
+    layers_held = []
+    for size in (1, NUM_LAYERS):
+        engine = make_engine(base, tmp_path / "store", kv_group_size=size)
+        refs = [register(engine, folder).ref for folder in folders]
+        for i, ref in enumerate([None, *refs]):
+            engine.add(ask(TOKENS[:30], f"r{i}", adapter=ref, max_tokens=60))
+        for _ in range(10):
+            engine.step()
+        stats = engine.stats()
+        layers_held.append(size * (stats.num_blocks - stats.num_free_blocks))
+        engine.close()
+
+    assert layers_held[1] - layers_held[0] == 3 * 7 * 4  # adapters, whole blocks, layers below
+
+
+def ask(prompt: list[int], request_id: str = "r", **options: Any) -> Any:
+    return request(prompt, request_id, **{"max_tokens": OUTPUT_LENGTH, "logprobs": 1} | options)
+
+
+def chosen(logprobs: list[PositionLogprobs | None] | None) -> list[float]:
+    assert logprobs is not None
+    return [item.chosen.logprob for item in logprobs if item is not None]
+
+
+def assert_close(found: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(
+        torch.tensor(found), torch.tensor(expected), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def assert_equal(answer: Choice, logits: torch.Tensor) -> None:
+    """The answer is what these logits [T, V] of its prompt and of itself are greedy for."""
+    expected = logits[-len(answer.token_ids) - 1 : -1].log_softmax(-1).max(-1)
+    assert answer.token_ids == expected.indices.tolist()
+    assert_close(chosen(list(answer.logprobs)), expected.values.tolist())
+
+
+@torch.no_grad()
+def base_then_lora(
+    base: Path, folder: Path, before: list[int], behind: list[int], answer: Choice
+) -> torch.Tensor:
+    """[T, V] logits: the base model's keys and values of `before`, then PEFT's LoRA on everything
+    behind, the answer included. Without anything behind, the base model alone."""
+    model: Any = PeftModel.from_pretrained(load_reference(base), folder).eval()
+    model = model.base_model.model
+    cache = DynamicCache(config=model.config)
+    parts = []
+    for tokens, is_on in ((before, False), ([*behind, *answer.token_ids], bool(behind))):
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer):
+                module.enable_adapters(is_on)
+        if tokens:
+            ids = torch.tensor([tokens])
+            parts.append(model(input_ids=ids, cache=cache, use_cache=True).logits[0])
+    return torch.cat(parts)
