@@ -38,6 +38,7 @@ class StepTapes:
         self._num_slots = num_slots
         self._tapes: dict[bool, Tape | None] = {}  # with LoRA or not; None: refused
 
+    @torch.inference_mode()
     def run(self, step: FlatStep) -> Tensor | None:
         """-> [R, V] logits, there until the next step; None where the step is not recorded."""
         size = StepSize(len(step.token_ids), len(step.seq_lens), len(step.logits_indices))

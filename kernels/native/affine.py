@@ -4,51 +4,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 Sizes: TypeAlias = tuple[int, ...]  # K numbers that a computation may change between two runs
 
 
 def with_steps(base: Sizes) -> list[Sizes]:
     """The K + 1 sizes from which an `Affine` is told: the base, and one more of each in turn."""
-    return [
-        base,
-        *(tuple(n + (i == k) for i, n in enumerate(base)) for k in range(len(base))),
-    ]
+    more = [tuple(n + (i == k) for i, n in enumerate(base)) for k in range(len(base))]
+    return [base, *more]
 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
     """N numbers, each c0 + c1 * s1 + ... + cK * sK at the sizes (s1, ..., sK)."""
 
-    coefficients: NDArray[np.int64]  # [N, 1 + K]
+    coefficients: Tensor  # [N, 1 + K] int64
 
     @classmethod
     def through(cls, base: Sizes, numbers: Sequence[Sequence[int]]) -> Self:
         """From the N numbers at each of the sizes of `with_steps(base)`."""
-        first, *others = np.array(numbers, np.int64).reshape(len(base) + 1, -1)
-        slopes = np.stack([other - first for other in others], axis=1) if others else None
-        if slopes is None:
-            return cls(first[:, None])
-        constants = first - slopes @ np.array(base, np.int64)
-        return cls(np.column_stack((constants, slopes)))
+        known = torch.tensor(numbers, dtype=torch.int64).reshape(len(base) + 1, -1)
+        slopes = (known[1:] - known[0]).t()  # [N, K]
+        constants = known[0] - (slopes * torch.tensor(base, dtype=torch.int64)).sum(dim=1)
+        return cls(torch.cat((constants[:, None], slopes), dim=1))
 
-    def at(self, sizes: Sizes) -> NDArray[np.int64]:
-        """-> [N]"""
-        return self.coefficients @ np.array((1, *sizes), np.int64)
+    def at(self, sizes: Sizes) -> Tensor:
+        """-> [N] int64"""
+        return self.coefficients @ torch.tensor((1, *sizes))
 
-    def plus(self, constants: NDArray[np.int64]) -> "Affine":
+    def plus(self, constants: Tensor) -> "Affine":
         """Each number with a constant [N] added."""
-        moved = self.coefficients.copy()
+        moved = self.coefficients.clone()
         moved[:, 0] += constants
         return Affine(moved)
 
-    def select(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "Affine":
+    def select(self, which: Tensor) -> "Affine":
         """Some of the numbers, by place or by mask."""
         return Affine(self.coefficients[which])
 
     @property
-    def varies(self) -> NDArray[np.bool_]:
+    def varies(self) -> Tensor:
         """[N] whether a number depends on the sizes."""
-        return np.asarray(self.coefficients[:, 1:].any(axis=1))
+        return (self.coefficients[:, 1:] != 0).any(dim=1)

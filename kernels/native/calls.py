@@ -3,9 +3,8 @@
 import ctypes
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from loraplex.kernels.native.affine import Affine, Sizes
 from loraplex.kernels.native.library import native, signature
@@ -36,23 +35,23 @@ class CallList:
         writer = _Writer(launches, address_of)
         self._words = writer.words
         self._native = native()  # alive, as are the functions in it
-        found = np.array(writer.found, np.int64).reshape(-1, 3)
+        found = _table(writer.found)
         affine = numbers.select(found[:, 1]).plus(found[:, 2])
         self._words[found[:, 0]] = affine.coefficients[:, 0]
         self._varying = found[affine.varies, 0]
         self._numbers = affine.select(affine.varies)
-        threads = np.array(writer.threads, np.int64).reshape(-1, 3)
+        threads = _table(writer.threads)
         self._thread_words, self._grains = threads[:, 0], threads[:, 2]
         self._work = numbers.select(threads[:, 1])
 
     def address(self, index: int) -> int:
         """Of a call, for `lpx_play`."""
-        return int(self._words.ctypes.data) + index * _WORDS * self._words.itemsize
+        return self._words.data_ptr() + index * _WORDS * self._words.itemsize
 
     def set(self, sizes: Sizes) -> None:
         self._words[self._varying] = self._numbers.at(sizes)
         threads = self._work.at(sizes) // self._grains
-        self._words[self._thread_words] = threads.clip(1, torch.get_num_threads())
+        self._words[self._thread_words] = threads.clamp(1, torch.get_num_threads())
 
 
 class _Writer:
@@ -62,7 +61,8 @@ class _Writer:
         operands = [operand for launch in launches for operand in launch.operands]
         listed = sum(o.length for o in operands if isinstance(o, NumberList))
         self._end = _WORDS * len(launches)
-        self.words: NDArray[np.int64] = np.zeros(self._end + listed, np.int64)
+        self.words = torch.zeros(self._end + listed, dtype=torch.int64)
+        self._floats = self.words.view(torch.float32)
         self.found: list[tuple[int, int, int]] = []  # word, place of a number, what to add to it
         self.threads: list[tuple[int, int, int]] = []  # word, place of the work, grain
         self._address_of = address_of
@@ -73,12 +73,11 @@ class _Writer:
         function = getattr(native(), launch.name)
         self.words[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         integers = word + 1
-        floats = self.words[integers + _INTEGERS : word + _WORDS].view(np.float32)
-        num_floats = 0
+        floats = 2 * (integers + _INTEGERS)
         for letter, operand in zip(signature(launch.name), launch.operands, strict=True):
             if letter == "f" and isinstance(operand, float):
-                floats[num_floats] = operand
-                num_floats += 1
+                self._floats[floats] = operand
+                floats += 1
             else:
                 self._write_integer(integers, operand)
                 integers += 1
@@ -92,8 +91,13 @@ class _Writer:
             case Address(_, offset):
                 self.found.append((word, offset, self._address_of(operand)))
             case NumberList(place, length):
-                self.words[word] = self.words.ctypes.data + self._end * self.words.itemsize
+                self.words[word] = self.words.data_ptr() + self._end * self.words.itemsize
                 self.found += [(self._end + i, place + i, 0) for i in range(length)]
                 self._end += length
             case None:
                 pass  # the null pointer
+
+
+def _table(rows: list[tuple[int, int, int]]) -> Tensor:
+    """[N, 3] int64"""
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)

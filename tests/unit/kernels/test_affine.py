@@ -1,6 +1,6 @@
 """Numbers that follow from sizes by sums of multiples."""
 
-import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ def test_numbers_at_a_few_sizes_tell_those_at_all_others(
     base: tuple[int, int, int],
     sizes: tuple[int, int, int],
 ) -> None:
-    known = Affine(np.array(coefficients))
+    known = Affine(torch.tensor(coefficients))
 
     told = Affine.through(base, [known.at(s).tolist() for s in with_steps(base)])
 
@@ -24,7 +24,7 @@ def test_numbers_at_a_few_sizes_tell_those_at_all_others(
 
 
 def test_only_what_depends_on_a_size_varies() -> None:
-    numbers = Affine(np.array([[5, 0, 0], [5, 0, 1], [0, 2, 0]]))
+    numbers = Affine(torch.tensor([[5, 0, 0], [5, 0, 1], [0, 2, 0]]))
 
     assert numbers.varies.tolist() == [False, True, True]
 
