@@ -108,6 +108,7 @@ class HostTierMachine(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         self.tier.check_integrity()
         assert len(self.tier) == len(self.present)
+        assert len({block.slot for block in self.present.values()}) == len(self.present)
         assert all(find(self.tier, number) is block for number, block in self.present.items())
 
 
