@@ -1,6 +1,7 @@
 """The lower tiers of one engine, as it is configured."""
 
 import hashlib
+import logging
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from loraplex.engine.block_storage import BlockStorage
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_memory import free_memory
 from loraplex.engine.model_loader import LoadedModel
@@ -25,6 +27,8 @@ DISK_BYTES = 256 << 20  # the same, on a CPU, where only the disk needs it
 FREE_SHARE = 0.25  # of what a default KV cache would leave free: never more by default
 _MEASURED = 256  # blocks
 
+logger = logging.getLogger(__name__)
+
 
 def add_lower_tiers(
     config: EngineConfig,
@@ -37,12 +41,22 @@ def add_lower_tiers(
 
     Returns:
         what moves the blocks, or None where nothing is swapped.
+
+    Raises:
+        ConfigRefused: the host memory that was asked for is not to be had.
     """
     num_slots = _host_bytes(config, loaded.device) // device.bytes_per_block
     if num_slots == 0:
         return None
     on_cuda = loaded.device.type == "cuda"
-    arena = HostArena(num_slots, device.widths, loaded.dtype, pinned=on_cuda)
+    try:
+        arena = HostArena(num_slots, device.widths, loaded.dtype, pinned=on_cuda)
+    except (RuntimeError, OSError) as error:  # CUDA refuses with the one, mmap with the other
+        reason = f"no {num_slots * device.bytes_per_block:,} bytes of host memory: {error}"
+        if config.swap_memory is not None:
+            raise ConfigRefused(f"swap_memory: {reason}") from error
+        logger.warning("nothing is swapped: %s", reason)
+        return None
     kind = CudaTransfers if on_cuda else HostTransfers
     transfers = kind(device, arena.storage)
     rate = _copy_rate(transfers, device, num_slots)

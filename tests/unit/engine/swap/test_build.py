@@ -8,6 +8,7 @@ import pytest
 from support.architectures import write_checkpoint
 from support.engines import make_engine, request, run_one
 
+from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.swap.swap_manager import SwapManager
 
@@ -101,3 +102,8 @@ def test_an_engine_that_waits_for_the_disk_has_no_work(base: Path, tmp_path: Pat
     turn.set()
     engine.abort("r")
     engine.close()
+
+
+def test_more_host_memory_than_there_is_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigRefused, match="swap_memory"):
+        make_engine(base, tmp_path / "adapters", swap_memory=1 << 60)
