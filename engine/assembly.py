@@ -32,6 +32,7 @@ from loraplex.engine.kv_cache import KVCache
 from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.kv_memory import KVMemory, default_adapter_memory, free_memory
+from loraplex.engine.memory_warmth import MemoryWarmth
 from loraplex.engine.model_loader import LoadedModel, load_model
 from loraplex.engine.model_runner import ModelRunner, RecordedSteps
 from loraplex.engine.norms import swap_norms
@@ -63,6 +64,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: ModelRunner
     recompute: RecomputeCost
+    warmth: MemoryWarmth
 
 
 def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None]) -> EngineParts:
@@ -114,7 +116,16 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
     sampler = Sampler(stops, TokenText(tokenizer), kernels)
     runner = ModelRunner(forward, cache, sampler, recorded, transfers)
-    return EngineParts(loaded, tokenizer, tokenizer_folder, lora, scheduler, runner, recompute)
+    return EngineParts(
+        loaded=loaded,
+        tokenizer=tokenizer,
+        tokenizer_folder=tokenizer_folder,
+        lora=lora,
+        scheduler=scheduler,
+        runner=runner,
+        recompute=recompute,
+        warmth=MemoryWarmth(cache.storage, pool),
+    )
 
 
 @torch.inference_mode()

@@ -168,7 +168,7 @@ class LLMEngine:
         Returns:
             Whether there is more.
         """
-        return self._runner.prepare()
+        return self._runner.prepare() or self._parts.warmth.prepare()
 
     def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
         """Changes floors, ceilings and weights, from the next step on.

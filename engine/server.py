@@ -116,6 +116,7 @@ class EngineServer:
             self._obey(command)
         if self._engine.has_work or self._engine.is_waiting:
             self._send(self._engine.step())
+            self._is_prepared = False
         elif not commands and not self._is_prepared:
             self._is_prepared = not self._engine.prepare()
 

@@ -17,6 +17,7 @@ from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine import llm_engine
 from loraplex.engine.assembly import EngineParts
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
     Event,
@@ -25,6 +26,7 @@ from loraplex.engine.protocol import (
     TenantShare,
     TokenEvent,
 )
+from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
 from loraplex.engine.sequence import Sequence
 
 INVOCATION = [3, 3]
@@ -58,6 +60,20 @@ class ToyAdapters:
         pass
 
 
+class FloorChecker:
+    """A runner that looks, before it computes a step, whether the scheduler has kept the floors."""
+
+    def __init__(self, harness: SwappingHarness) -> None:
+        self._harness = harness
+
+    def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
+        scheduler, budgets = self._harness.scheduler, kv.pool.budgets
+        if budgets.is_overdrawn:
+            alive = [*scheduler.running, *scheduler.waiting]
+            assert all(budgets.over_floor(sequence.tenant) >= 0 for sequence in alive)
+        return self._harness.model.execute(output, kv)
+
+
 class WholeEngine:
     """Steps the engine, keeps what it says, and checks its books after every step."""
 
@@ -77,14 +93,12 @@ class WholeEngine:
         return self.scheduler.waiting[-1]
 
     def step(self) -> None:
-        running = {s.seq_id: s for s in [*self.scheduler.running, *self.scheduler.waiting]}
+        alive = {s.request_id for s in [*self.scheduler.running, *self.scheduler.waiting]}
         for event in self.engine.step():
             match event:
                 case TokenEvent():
                     self._keep(event)
-                case RequestFailed() if any(
-                    s.request_id == event.request_id for s in running.values()
-                ):
+                case RequestFailed() if event.request_id in alive:
                     self.failures[event.request_id] = event
                 case _:
                     self.outcomes.append(event)
@@ -106,9 +120,6 @@ class WholeEngine:
         self.kv.check_integrity()
         self.swap.check_integrity()
         self.slots.pool.check_integrity()
-        alive = [*self.scheduler.running, *self.scheduler.waiting]
-        if self.budgets.is_overdrawn:
-            assert all(self.budgets.over_floor(s.tenant) >= 0 for s in alive)
 
     def _keep(self, event: TokenEvent) -> None:
         answer = self.answers.setdefault((event.request_id, event.index), Answer())
@@ -134,9 +145,10 @@ def _engine_over(harness: SwappingHarness) -> LLMEngine:
         dtype=torch.float32,
     )
     adapters: Any = ToyAdapters(harness.slots)
-    runner: Any = harness.model
+    runner: Any = FloorChecker(harness)
+    warmth: Any = SimpleNamespace(prepare=lambda: False)
     parts = EngineParts(
-        loaded, TOKENIZER, Path(), adapters, harness.scheduler, runner, harness.recompute
+        loaded, TOKENIZER, Path(), adapters, harness.scheduler, runner, harness.recompute, warmth
     )
     config = EngineConfig(
         model="toy",
