@@ -50,6 +50,8 @@ def open_engine(options: argparse.Namespace, **settings: Any) -> Iterator[LLMEng
         )
         engine = LLMEngine(config)
         try:
+            while engine.prepare():
+                pass  # what a server would do while nobody asks for anything
             yield engine
         finally:
             engine.close()

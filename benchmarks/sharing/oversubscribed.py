@@ -1,0 +1,134 @@
+"""What it costs when the requests under way need 1.5 times the KV memory that there is.
+
+    python benchmarks/sharing/oversubscribed.py MODEL [--threads N] [--repeats N] [--save FILE]
+
+All requests are there at the start, with more of them than rows. What they need is taken as the
+rows times a whole request's tokens. `enough` has that much KV memory, the other two have it over
+1.5: `swap` with host memory below the pool, `recompute` without. Runs of the three alternate over
+the same requests. `tokens computed` counts those twice that were computed again.
+"""
+
+import argparse
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from driver import open_engine, parser, random_prompt, request, save, show
+
+from loraplex.engine.llm_engine import LLMEngine
+
+FACTOR = 1.5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rows: int
+    requests: int
+    prompt: int
+    output: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request of this or of a smaller size, and one."""
+        return self.prompt + self.output + 1
+
+
+FULL = Sizes(rows=16, requests=32, prompt=128, output=192)
+QUICK = Sizes(rows=4, requests=8, prompt=16, output=24)
+
+
+@dataclass(frozen=True)
+class Run:
+    tokens_per_second: float  # prompt and output tokens
+    preemptions: int
+    most_of_one: int  # preemptions of a single request
+    computed: int  # tokens; those of prompts and answers once, and what was computed again
+    swapped_in_bytes: int
+
+
+def memory_for(options: argparse.Namespace, sizes: Sizes) -> int:
+    """Bytes of KV memory that all rows need for whole requests."""
+    looked_at = 64 << 20
+    with open_engine(options, kv_cache_memory=looked_at, max_model_len=sizes.longest) as engine:
+        kv = engine._scheduler.kv
+        of_one = -(-(sizes.prompt + sizes.output) // kv.block_size) * len(kv.groups)
+        return (sizes.rows * of_one + 1) * (looked_at // (engine.info.num_blocks + 1))
+
+
+def run_once(engine: LLMEngine, sizes: Sizes, seed: int) -> Run:
+    """Asks for everything at once, and steps until all of it is there."""
+    scheduler, before = engine._scheduler, engine.stats()
+    for index in range(sizes.requests):
+        number = seed * 10_000 + index
+        prompt = random_prompt(engine, sizes.prompt, number)
+        engine.add(request(f"r{number}", prompt, sizes.output, tenant=f"t{index % 4}"))
+    sequences = list(scheduler.waiting)
+    ledger = scheduler.policy.ledger
+    served = sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    seconds = time.perf_counter() - start
+    after = engine.stats()
+    total = sizes.requests * (sizes.prompt + sizes.output)
+    return Run(
+        tokens_per_second=round(total / seconds, 1),
+        preemptions=after.num_preemptions - before.num_preemptions,
+        most_of_one=max(sequence.num_preemptions for sequence in sequences),
+        computed=sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
+        - served
+        + sizes.requests * sizes.output,
+        swapped_in_bytes=after.swap_in_bytes - before.swap_in_bytes,
+    )
+
+
+def measure(options: argparse.Namespace, sizes: Sizes) -> list[dict[str, object]]:
+    enough = memory_for(options, sizes)
+    short = int(enough / FACTOR)
+    common = {"max_num_seqs": sizes.rows, "max_model_len": sizes.longest}
+    settings = {
+        "enough": {"kv_cache_memory": enough},
+        "swap": {"kv_cache_memory": short, "swap_memory": enough},
+        "recompute": {"kv_cache_memory": short},
+    }
+    runs: dict[str, list[Run]] = {name: [] for name in settings}
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(open_engine(options, **common, **chosen))
+            for name, chosen in settings.items()
+        }
+        for engine in engines.values():
+            run_once(engine, QUICK, seed=0)  # kernels are built, tapes recorded
+        for repeat in range(1, options.repeats + 1):
+            for name, engine in engines.items():
+                runs[name].append(run_once(engine, sizes, repeat))
+    return [summary(name, runs[name], runs["enough"]) for name in settings]
+
+
+def summary(name: str, runs: list[Run], enough: list[Run]) -> dict[str, object]:
+    speed, full = (median(run.tokens_per_second for run in some) for some in (runs, enough))
+    return {
+        "memory": name,
+        "tok_s": speed,
+        "of_enough": round(speed / full, 3),
+        "preemptions": max(run.preemptions for run in runs),
+        "most_of_one": max(run.most_of_one for run in runs),
+        "computed": round(median(run.computed for run in runs)),
+        "swapped_in_mib": round(median(run.swapped_in_bytes for run in runs) / 2**20, 1),
+    }
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=2, help="runs of each")
+    chosen = options.parse_args()
+    sizes = QUICK if chosen.quick else FULL
+    figures = measure(chosen, sizes)
+    heads = ["memory", "tok/s", "÷ enough", "preemptions", "most of one", "tokens computed"]
+    show([*heads, "swapped in MiB"], [list(row.values()) for row in figures])
+    save(chosen, "oversubscribed", {"sizes": asdict(sizes), "factor": FACTOR, "memory": figures})
+
+
+if __name__ == "__main__":
+    main()
