@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import tempfile
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,7 +93,14 @@ Argument: TypeAlias = (
     "Tensor | array[int] | int | float | None"  # of the first two: the address is passed
 )
 Listener: TypeAlias = Callable[[str, tuple[Argument, ...]], None]
-_listeners: list[Listener] = []
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+
+
+_this_thread = _Thread()
 
 
 def launch(name: str, *arguments: Argument) -> None:
@@ -102,7 +110,7 @@ def launch(name: str, *arguments: Argument) -> None:
     caller's matter; an array likewise; None is the null pointer.
     """
     getattr(native(), name)(*map(address, arguments))
-    for listener in _listeners:
+    for listener in _this_thread.listeners:
         listener(name, arguments)
 
 
@@ -120,12 +128,12 @@ def address(argument: Argument) -> int | float | None:
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tells a listener of every launch, after it, until the block ends."""
-    _listeners.append(listener)
+    """Tells a listener of every launch of this thread, after it, until the block ends."""
+    _this_thread.listeners.append(listener)
     try:
         yield
     finally:
-        _listeners.remove(listener)
+        _this_thread.listeners.remove(listener)
 
 
 class Threads(int):

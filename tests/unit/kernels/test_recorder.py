@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -197,6 +198,23 @@ def _threads(tape: Tape, num_rows: int) -> int:
     (segment,) = tape.steps
     call = (ctypes.c_int64 * 7).from_address(segment.address)  # the function and what it is given
     return call[6]
+
+
+def test_what_another_thread_does_meanwhile_is_not_recorded() -> None:
+    x, others = sample(4, 8), sample(2, 16)
+
+    def compute() -> Tensor:
+        other = threading.Thread(target=gated_silu, args=(others,))
+        other.start()
+        other.join()
+        return x + 1.0
+
+    with torch.inference_mode():
+        tape = once(compute)
+
+    (segment,) = tape.steps
+    assert isinstance(segment, NativeSegment)
+    assert segment.num_calls == 1
 
 
 def _branch(x: Tensor) -> Tensor:
