@@ -1,7 +1,7 @@
 """Admission: whether a waiting sequence's blocks fit beside what running ones were promised."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from enum import Enum, auto
 from functools import partial
 
@@ -28,24 +28,25 @@ class Door:
     """Who may still begin in one step, after what became of those before.
 
     A sequence that finds no room is not overtaken by later, smaller ones, or it would wait for
-    ever; but floors are not kept free for it, so these may still be used. A tenant at its ceiling
-    keeps nobody but itself waiting.
+    ever; but floors are not kept free for it, so other tenants may still use theirs. A tenant at
+    its ceiling keeps nobody but itself waiting.
     """
 
-    def __init__(self, budgets: Budgets, *, within_floor: bool) -> None:
+    def __init__(self, budgets: Budgets, tenants: Set[str], *, within_floor: bool) -> None:
+        """`tenants`: of the waiting sequences."""
         self.within_floor = within_floor
         self.not_ready: set[Sequence] = set()
         self.barred: set[str] = set()  # tenants at their ceilings
         self.impossible: list[Sequence] = []  # that wait for nobody
-        self._budgets = budgets
+        self._below_floor = {name for name in tenants if budgets.over_floor(name) < 0}
         self._has_rows = True
 
     @property
     def is_open(self) -> bool:
-        return self._has_rows and (not self.within_floor or self._budgets.has_unused_floors)
+        return self._has_rows and (not self.within_floor or bool(self._below_floor))
 
     def admits(self, tenant: str) -> bool:
-        if self.within_floor and self._budgets.over_floor(tenant) >= 0:
+        if self.within_floor and tenant not in self._below_floor:
             return False
         return self.is_open and tenant not in self.barred
 
@@ -56,6 +57,7 @@ class Door:
             self.barred.add(sequence.tenant)
         elif turn is Turn.NO_ROOM:
             self.within_floor = True
+            self._below_floor.discard(sequence.tenant)
         elif turn is Turn.NO_ROWS:
             self._has_rows = False
 

@@ -55,7 +55,6 @@ class Budgets:
         self.capacity = capacity
         self._accounts: dict[str, Account] = {}
         self._claims = 0
-        self._held = 0
         self._floors = 0
 
     @property
@@ -65,11 +64,6 @@ class Budgets:
     @property
     def is_overdrawn(self) -> bool:
         return self._claims > self.capacity
-
-    @property
-    def has_unused_floors(self) -> bool:
-        """Whether some account holds fewer blocks than its floor."""
-        return self._claims > self._held
 
     def of(self, name: str) -> Account:
         """An account that was not heard of before has no floor and no ceiling."""
@@ -121,7 +115,6 @@ class Budgets:
         account.held += held
         account.cached += cached
         self._claims += account.claim - before
-        self._held += held
 
     def set_shares(self, shares: Iterable[TenantShare]) -> list[str]:
         """Sets floors and ceilings of the tenants named; the others keep theirs.
@@ -158,8 +151,6 @@ class Budgets:
             account = self.of(name)
             if (account.held, account.cached) != (held.get(name, 0), cached.get(name, 0)):
                 raise RuntimeError(f"account {name!r} is charged for blocks that it does not have")
-        if self._held != sum(held.values()):
-            raise RuntimeError("the number of held blocks is wrong")
         if self._claims != sum(account.claim for account in self._accounts.values()):
             raise RuntimeError("the sum of what accounts may keep is wrong")
         if self._floors != sum(account.floor for account in self._accounts.values()):

@@ -110,7 +110,8 @@ class Scheduler:
         rows = limits.max_num_seqs - sum(s.num_rows for s in self.running)
         plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
         num_preempted += self._keep_running(plan)
-        door = Door(self.kv.pool.budgets, within_floor=num_preempted > 0)
+        tenants = {sequence.tenant for sequence in self.waiting}
+        door = Door(self.kv.pool.budgets, tenants, within_floor=num_preempted > 0)
         self._hand_out(plan, door)
         scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
         moves = self.kv.tiers.take_moves()

@@ -66,6 +66,17 @@ def test_a_floor_is_not_kept_free_for_a_sequence_that_waits() -> None:
     assert [is_running(s) for s in (large, larger, small)] == [True, False, True]
 
 
+def test_a_tenants_smaller_sequence_does_not_overtake_its_larger_one_within_the_floor() -> None:
+    made = harness(TenantShare("sure", floor=4))
+    ask(made, "a", 12)
+    ask(made, "b", 12)
+    larger, smaller = ask(made, "sure", 5), ask(made, "sure", 2)
+
+    made.step()
+
+    assert [is_running(s) for s in (larger, smaller)] == [False, False]
+
+
 def test_what_exceeds_the_floor_waits_its_turn() -> None:
     made = harness(TenantShare("sure", floor=2))
     ask(made, "a", 12)
