@@ -4,8 +4,7 @@ import hashlib
 import struct
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
-
-import numpy as np
+from functools import cached_property
 
 BASE = b"base"  # the effective adapter of a block that no adapter has acted on
 PUBLIC = None  # the namespace of blocks that everybody may share; no tenant's can be equal to it
@@ -45,16 +44,25 @@ class BlockKeyScope:
             namespace: who may share it, set by the server; or `PUBLIC`.
             adapter: digest of the adapter that acts on the block and where in it, or `BASE`.
         """
-        digest = hashlib.sha256()
-        for tag, value in (
-            (b"parent", parent or b""),
-            (b"tokens", np.asarray(token_ids, dtype="<u4").tobytes()),
-            (b"public", b"") if namespace is PUBLIC else (b"namespace", namespace.encode()),
-            (b"adapter", adapter),
-            (b"format", self.kv_format.encode()),
-            (b"model", self.model_revision.encode()),
-        ):
-            digest.update(struct.pack("<QQ", len(tag), len(value)))
-            digest.update(tag)
-            digest.update(value)
-        return digest.digest()
+        space = (
+            _frame(b"public", b"")
+            if namespace is PUBLIC
+            else _frame(b"namespace", namespace.encode())
+        )
+        fields = (
+            _frame(b"parent", parent or b""),
+            _frame(b"tokens", struct.pack(f"<{len(token_ids)}I", *token_ids)),
+            space,
+            _frame(b"adapter", adapter),
+            self._constant,
+        )
+        return hashlib.sha256(b"".join(fields)).digest()
+
+    @cached_property
+    def _constant(self) -> bytes:
+        kv_format, revision = self.kv_format.encode(), self.model_revision.encode()
+        return _frame(b"format", kv_format) + _frame(b"model", revision)
+
+
+def _frame(tag: bytes, value: bytes) -> bytes:
+    return struct.pack("<QQ", len(tag), len(value)) + tag + value

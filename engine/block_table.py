@@ -36,6 +36,11 @@ class BlockTable:
             self.num_remembered,
         )
 
+    def extend(self, group: int, blocks: list[KVCacheBlock]) -> None:
+        start = len(self.blocks[group])
+        self.ids[group, start : start + len(blocks)] = [block.block_id for block in blocks]
+        self.blocks[group] += blocks
+
     def append(self, group: int, block: KVCacheBlock) -> None:
         self.ids[group, len(self.blocks[group])] = block.block_id
         self.blocks[group].append(block)

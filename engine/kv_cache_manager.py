@@ -124,10 +124,11 @@ class KVCacheManager:
         for group, row in enumerate(cached.blocks):
             table.num_passed[group] = self._num_passed(group, cached.num_tokens)
             table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
-            for block in [*row, *cached.half[group : group + 1]]:
+            blocks = [*row, *cached.half[group : group + 1]]
+            for block in blocks:
                 if block is not self.pool.null_block:
                     self.pool.share(block, sequence.tenant)
-                table.append(group, block)
+            table.extend(group, blocks)
         table.num_remembered = cached.num_tokens // self.block_size
         for fetch in cached.fetches:
             self._fetch(sequence, table, fetch)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from loraplex.engine.base_prompts import BasePrompt, BasePrompts
 from loraplex.engine.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
@@ -11,7 +12,7 @@ from loraplex.engine.sequence import Sequence
 from loraplex.engine.swap.host_tier import BlockKey, HostBlock
 from loraplex.engine.swap.lower_tiers import TierBlock
 
-Row = list[KVCacheBlock | TierBlock | None]
+Look = Callable[[int], KVCacheBlock | TierBlock | None]
 LowerFind = Callable[[BlockKey, tuple[int, ...]], TierBlock | None]
 
 
@@ -78,16 +79,18 @@ class PrefixLookup:
         lacks."""
         self._keys.extend(sequence)
         limit = self.num_cacheable(sequence)
-        groups = range(len(self._groups))
-        found = [self._blocks(sequence, group, limit, lower) for group in groups]
-        num_blocks = self._agree(found, limit)
+        looks = [
+            self._look(sequence, group, min(limit, len(self._keys.of(sequence, group))), lower)
+            for group in range(len(self._groups))
+        ]
+        num_blocks = self._agree(looks, limit)
         prompt = self._prompt_ending_in(sequence, num_blocks) if limit else None
         if prompt is None:
             num_tokens = num_blocks * self._block_size
-            rows, fetches = self._rows(found, num_tokens, limit)
+            rows, fetches = self._rows(looks, num_tokens, limit)
             return CachedPrefix(num_tokens, rows, fetches=fetches)
         num_tokens = min(prompt.num_tokens, sequence.num_tokens - 1)
-        rows, fetches = self._rows(found, num_tokens, num_blocks)
+        rows, fetches = self._rows(looks, num_tokens, num_blocks)
         return CachedPrefix(num_tokens, rows, prompt.half, fetches)
 
     def num_cacheable(self, sequence: Sequence) -> int:
@@ -96,43 +99,48 @@ class PrefixLookup:
             return 0
         return (sequence.num_tokens - 1) // self._block_size
 
-    def _blocks(self, sequence: Sequence, group: int, limit: int, lower: LowerFind) -> Row:
-        """The cached block of each index below the limit; full attention stops at the first gap."""
+    def _look(self, sequence: Sequence, group: int, end: int, lower: LowerFind) -> Look:
+        """Finds a group's block at an index below the end; each is looked up once at most."""
         keys = self._keys.of(sequence, group)
-        found: Row = []
-        for index in range(min(limit, len(keys))):
+
+        @cache
+        def look(index: int) -> KVCacheBlock | TierBlock | None:
+            if index >= end:
+                return None
             tokens = tokens_of(sequence, index, self._block_size)
             on_device = self._pool.find(group, keys[index], tokens)
-            block = on_device or lower((group, keys[index]), tokens)
-            if block is None and self._groups[group].window is None:
-                break
-            found.append(block)
-        return found
+            return on_device or lower((group, keys[index]), tokens)
 
-    def _agree(self, found: list[Row], limit: int) -> int:
-        """The largest number of blocks for which every group has all that it needs."""
-        best = min(limit, *(len(row) for row in found))  # up to there full attention has no gap
-        sliding = [g for g in range(len(found)) if self._groups[g].window is not None]
-        for num_blocks in range(best, 0, -1):
-            if all(all(found[g][self._num_passed(g, num_blocks) : num_blocks]) for g in sliding):
-                return num_blocks
-        return 0
+        return look
 
-    def _num_passed(self, group: int, num_blocks: int) -> int:
-        return self._groups[group].num_passed(num_blocks * self._block_size, self._block_size)
+    def _agree(self, looks: list[Look], limit: int) -> int:
+        """The largest number of blocks for which every group has all that its window shows.
+
+        A gap is in the window of each larger number, so the search goes on at the gap itself.
+        """
+        num_blocks, is_whole = limit, False
+        while num_blocks and not is_whole:
+            is_whole = True
+            for group, look in zip(self._groups, looks, strict=True):
+                start = group.num_passed(num_blocks * self._block_size, self._block_size)
+                gaps = (i for i in range(start, num_blocks) if look(i) is None)
+                if (gap := next(gaps, None)) is not None:
+                    num_blocks, is_whole = gap, False
+        return num_blocks
 
     def _rows(
-        self, found: list[Row], num_tokens: int, limit: int
+        self, looks: list[Look], num_tokens: int, limit: int
     ) -> tuple[list[list[KVCacheBlock]], tuple[Fetch, ...]]:
         """Of each group what its window still shows at `num_tokens`, and what follows on the device
         without a gap, up to `limit` blocks."""
         rows: list[list[KVCacheBlock]] = []
         fetches: list[Fetch] = []
         needed = num_tokens // self._block_size
-        for number, (group, blocks) in enumerate(zip(self._groups, found, strict=True)):
+        for number, (group, look) in enumerate(zip(self._groups, looks, strict=True)):
             passed = group.num_passed(num_tokens, self._block_size)
             row = [self._pool.null_block] * passed
-            for index, block in enumerate(blocks[passed:limit], passed):
+            for index in range(passed, limit):
+                block = look(index)
                 if isinstance(block, KVCacheBlock):
                     row.append(block)
                 elif block is not None and index < needed:
