@@ -12,6 +12,7 @@ from loraplex.engine.prefix_lookup import CachedPrefix
 from loraplex.engine.sequence import Sequence
 
 OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need
+REPRIEVE = 128  # tokens that one which was preempted once can generate at least, with room for them
 
 
 class Turn(Enum):
@@ -67,8 +68,8 @@ class Admission:
 
     A sequence is admitted for its input, since few use all of their `max_tokens`; so output can
     outgrow the pool, and somebody is preempted. Then optimism ends: on its first return a sequence
-    needs room for its input and half of what it may still generate, on its second for all of it.
-    So none is preempted more than `OPTIMISM` times, unless shares change.
+    needs room for as much output as it had by then once more, on its second for all that it may
+    still generate. So none is preempted more than `OPTIMISM` times, unless shares change.
     """
 
     def __init__(self, kv: KVCacheManager, chunk: int) -> None:
@@ -148,8 +149,9 @@ class Admission:
         missing = count(self._peaks(sequence.num_tokens))
         if not sequence.num_preemptions:
             return missing
-        rest = sequence.max_num_tokens - sequence.num_tokens
-        expected = rest * min(sequence.num_preemptions, OPTIMISM) // OPTIMISM
+        expected = sequence.max_num_tokens - sequence.num_tokens
+        if sequence.num_preemptions < OPTIMISM:
+            expected = min(expected, max(sequence.num_output_tokens, REPRIEVE))
         later = self._peaks(sequence.num_tokens + expected)
         room = self._budgets.limit(sequence.tenant) - held
         return max(missing, min(count([n * sequence.num_rows for n in later]), room))
