@@ -44,7 +44,7 @@ class Sizes:
 
 
 FULL = Sizes(((256, 16), (64, 48)), 2400)
-QUICK = Sizes(((12, 2), (4, 5)), 300)
+QUICK = Sizes(((12, 2), (4, 5)), 120)
 
 
 @dataclass(frozen=True)

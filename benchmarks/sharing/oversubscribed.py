@@ -2,10 +2,11 @@
 
     python benchmarks/sharing/oversubscribed.py MODEL [--threads N] [--repeats N] [--save FILE]
 
-All requests are there at the start, with more of them than rows. What they need is taken as the
-rows times a whole request's tokens. `enough` has that much KV memory, the other two have it over
-1.5: `swap` with host memory below the pool, `recompute` without. Runs of the three alternate over
-the same requests. `tokens computed` counts those twice that were computed again.
+All requests are there at the start, with more of them than rows. What the rows may need is taken as
+their number times the tokens of the longest request. `enough` has that much KV memory, the other
+two have it over 1.5: `swap` with host memory below the pool, `recompute` without. Runs of the three
+alternate over the same requests: once with answers of three lengths, once with equal ones, whose
+memory grows in step. `tokens computed` counts those twice that were computed again.
 """
 
 import argparse
@@ -26,16 +27,19 @@ class Sizes:
     rows: int
     requests: int
     prompt: int
-    output: int
+    outputs: tuple[int, ...]  # request i has the i-th, modulo
 
     @property
     def longest(self) -> int:
         """Tokens of a request of this or of a smaller size, and one."""
-        return self.prompt + self.output + 1
+        return self.prompt + max(self.outputs) + 1
 
 
-FULL = Sizes(rows=16, requests=32, prompt=128, output=192)
-QUICK = Sizes(rows=4, requests=8, prompt=16, output=24)
+FULL = {
+    "mixed": Sizes(rows=16, requests=64, prompt=64, outputs=(32, 64, 96)),
+    "equal": Sizes(rows=16, requests=64, prompt=64, outputs=(64,)),
+}
+QUICK = {"equal": Sizes(rows=4, requests=8, prompt=16, outputs=(24,))}
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,18 @@ def memory_for(options: argparse.Namespace, sizes: Sizes) -> int:
     looked_at = 64 << 20
     with open_engine(options, kv_cache_memory=looked_at, max_model_len=sizes.longest) as engine:
         kv = engine._scheduler.kv
-        of_one = -(-(sizes.prompt + sizes.output) // kv.block_size) * len(kv.groups)
+        of_one = -(-(sizes.longest - 1) // kv.block_size) * len(kv.groups)
         return (sizes.rows * of_one + 1) * (looked_at // (engine.info.num_blocks + 1))
 
 
 def run_once(engine: LLMEngine, sizes: Sizes, seed: int) -> Run:
     """Asks for everything at once, and steps until all of it is there."""
     scheduler, before = engine._scheduler, engine.stats()
-    for index in range(sizes.requests):
+    outputs = [sizes.outputs[i % len(sizes.outputs)] for i in range(sizes.requests)]
+    for index, output in enumerate(outputs):
         number = seed * 10_000 + index
         prompt = random_prompt(engine, sizes.prompt, number)
-        engine.add(request(f"r{number}", prompt, sizes.output, tenant=f"t{index % 4}"))
+        engine.add(request(f"r{number}", prompt, output, tenant=f"t{index % 4}"))
     sequences = list(scheduler.waiting)
     ledger = scheduler.policy.ledger
     served = sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
@@ -71,19 +76,18 @@ def run_once(engine: LLMEngine, sizes: Sizes, seed: int) -> Run:
         engine.step()
     seconds = time.perf_counter() - start
     after = engine.stats()
-    total = sizes.requests * (sizes.prompt + sizes.output)
     return Run(
-        tokens_per_second=round(total / seconds, 1),
+        tokens_per_second=round((sizes.requests * sizes.prompt + sum(outputs)) / seconds, 1),
         preemptions=after.num_preemptions - before.num_preemptions,
         most_of_one=max(sequence.num_preemptions for sequence in sequences),
         computed=sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
         - served
-        + sizes.requests * sizes.output,
+        + sum(outputs),
         swapped_in_bytes=after.swap_in_bytes - before.swap_in_bytes,
     )
 
 
-def measure(options: argparse.Namespace, sizes: Sizes) -> list[dict[str, object]]:
+def measure(options: argparse.Namespace, workload: str, sizes: Sizes) -> list[dict[str, object]]:
     enough = memory_for(options, sizes)
     short = int(enough / FACTOR)
     common = {"max_num_seqs": sizes.rows, "max_model_len": sizes.longest}
@@ -99,11 +103,11 @@ def measure(options: argparse.Namespace, sizes: Sizes) -> list[dict[str, object]
             for name, chosen in settings.items()
         }
         for engine in engines.values():
-            run_once(engine, QUICK, seed=0)  # kernels are built, tapes recorded
+            run_once(engine, QUICK["equal"], seed=0)  # kernels are built, tapes recorded
         for repeat in range(1, options.repeats + 1):
             for name, engine in engines.items():
                 runs[name].append(run_once(engine, sizes, repeat))
-    return [summary(name, runs[name], runs["enough"]) for name in settings]
+    return [{"answers": workload} | summary(name, runs[name], runs["enough"]) for name in settings]
 
 
 def summary(name: str, runs: list[Run], enough: list[Run]) -> dict[str, object]:
@@ -123,11 +127,12 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--repeats", type=int, default=2, help="runs of each")
     chosen = options.parse_args()
-    sizes = QUICK if chosen.quick else FULL
-    figures = measure(chosen, sizes)
-    heads = ["memory", "tok/s", "÷ enough", "preemptions", "most of one", "tokens computed"]
-    show([*heads, "swapped in MiB"], [list(row.values()) for row in figures])
-    save(chosen, "oversubscribed", {"sizes": asdict(sizes), "factor": FACTOR, "memory": figures})
+    workloads = QUICK if chosen.quick else FULL
+    figures = [row for name, sizes in workloads.items() for row in measure(chosen, name, sizes)]
+    heads = ["answers", "memory", "tok/s", "÷ enough", "preemptions", "most of one"]
+    show([*heads, "tokens computed", "swapped in MiB"], [list(row.values()) for row in figures])
+    sizes = {name: asdict(sizes) for name, sizes in workloads.items()}
+    save(chosen, "oversubscribed", {"sizes": sizes, "factor": FACTOR, "memory": figures})
 
 
 if __name__ == "__main__":
