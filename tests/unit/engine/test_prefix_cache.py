@@ -182,6 +182,32 @@ def test_an_adapter_activated_elsewhere_in_a_block_is_not_found_behind_it(
     assert found == min(one, other) // BLOCK * BLOCK
 
 
+TWO_DEPTHS = [KVGroup((0,), None), KVGroup((1,), None)]
+
+
+def test_groups_below_an_adapters_frontier_share_what_is_computed_all_the_same() -> None:
+    kv = kv_manager(20, BLOCK, TWO_DEPTHS)
+    base, adapted = sequence_of(PROMPT), sequence_of(PROMPT, adapter="a", frontier=1)
+    admit(kv, base)
+    compute(kv, base)
+
+    assert admit(kv, adapted) == 0
+    for num_tokens in (2, 3, 8):  # stops inside shared blocks, too
+        compute(kv, adapted, num_tokens)
+
+    lower, upper = kv.block_ids(adapted)[:, :4] == kv.block_ids(base)[:, :4]
+    assert (lower.tolist(), upper.tolist()) == ([True, True, True, False], [False] * 4)
+    assert kv.written_from(adapted).tolist() == [12, 0]
+    assert kv.num_copied_blocks == 0
+
+
+def test_where_all_groups_are_below_the_frontier_nothing_is_computed_again() -> None:
+    kv = kv_manager(20, BLOCK, TWO_DEPTHS)
+    run_through(kv, sequence_of(PROMPT))
+
+    assert run_through(kv, sequence_of(PROMPT, adapter="a", frontier=2)) == 12
+
+
 def sliding(window: int, num_blocks: int = 30) -> KVCacheManager:
     return kv_manager(num_blocks, BLOCK, [KVGroup((0,), None), KVGroup((1,), window)])
 
