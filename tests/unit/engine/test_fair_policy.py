@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clocks import FakeClock
 from support.kv import FULL
 from support.scheduling import SchedulerHarness, Setup, generate_request
 from support.town import Demand, Town
@@ -280,6 +281,26 @@ def test_one_tenants_adapters_that_wait_for_slots_keep_no_other_tenant_waiting()
     town.step()
 
     assert base.num_output_tokens == 1
+
+
+def test_a_stream_for_one_adapter_keeps_another_tenants_from_its_slot_for_a_bounded_time() -> None:
+    clock = FakeClock()
+    setup = Setup(groups=FULL, num_slots=1, max_num_seqs=4, adapter_wait=2.0)
+    harness = SchedulerHarness(setup, clock)
+    for number in range(30):  # a step is 50 ms; each request for "hot" runs for 12 of them
+        name = f"hot {number}"
+        hot = generate_request(name, [1], tenant="hot", adapter="a", ignore_eos=True, max_tokens=12)
+        harness.add(hot)
+        if number == 2:
+            cold = harness.add(generate_request("cold", [2], tenant="cold", adapter="b"))
+        for _ in range(3):
+            harness.step()
+            clock.now += 0.05
+        if number > 2 and cold.num_output_tokens:
+            break
+
+    assert cold.num_output_tokens
+    assert clock.now <= 2 * 0.15 + 2.0 + 13 * 0.05 + 3 * 0.05
 
 
 def test_who_waited_for_an_adapter_has_no_credit_when_it_is_there() -> None:
