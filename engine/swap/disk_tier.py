@@ -140,7 +140,7 @@ class DiskTier:
     def judge(self, keys: list[BlockKey], done: Future[list[Record | None]]) -> list[Record | None]:
         """The outcome of a read that is done; what was damaged is forgotten."""
         error = done.exception()
-        if isinstance(error, OSError):
+        if error is not None:
             self._turn_off(error)
             return [None] * len(keys)
         records = done.result()
@@ -208,14 +208,12 @@ class DiskTier:
     def _finish(self, writing: _Writing) -> None:
         self._num_queued_bytes -= len(writing.records) * record_bytes(self._identity)
         error = writing.done.exception()
-        if error is None and self._folder is not None:
+        if error is not None:
+            self._turn_off(error)
+        elif self._folder is not None:
             writing.segment.num_bytes = writing.done.result()
             self.num_written_bytes += writing.segment.num_bytes
             self._take_in(writing.segment)
-        elif isinstance(error, OSError):
-            self._turn_off(error)
-        elif error is not None:
-            raise error
 
     def _take_in(self, segment: _Segment) -> None:
         """Puts a file's blocks into the index, then deletes files until the limit is kept."""
@@ -236,7 +234,7 @@ class DiskTier:
         self._num_bytes -= segment.num_bytes
         self._writer.submit(segment.path.unlink, missing_ok=True)
 
-    def _turn_off(self, error: OSError) -> None:
+    def _turn_off(self, error: BaseException) -> None:
         if self._is_broken:
             return
         self._is_broken = True
