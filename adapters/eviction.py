@@ -6,6 +6,7 @@ Torch-free, and in this layer because the adapters' slots and the engine's block
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -111,3 +112,24 @@ class RankedSet(Generic[Key]):
                 return rank, key
             heappop(self._heap)
         return None
+
+
+class PastRanks(Generic[Key]):
+    """The ranks of what has left, so that its uses still count when it comes back.
+
+    Else nothing that comes back more rarely than the memory turns over could ever be told from what
+    comes once. Only the newest `capacity` are kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._ranks: OrderedDict[Key, float] = OrderedDict()
+
+    def keep(self, key: Key, rank: float) -> None:
+        self._ranks[key] = rank
+        if len(self._ranks) > self._capacity:
+            self._ranks.popitem(last=False)
+
+    def take(self, key: Key) -> float:
+        """The rank that the key left with; `UNUSED` where it is not known."""
+        return self._ranks.pop(key, UNUSED)

@@ -1,8 +1,9 @@
 """AdapterPool: a number of device slots and of bytes, shared by more adapters than fit."""
 
-from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, RankedSet
+from loraplex.adapters.eviction import EvictionPolicy, LRUEviction, PastRanks, RankedSet
 
 MIN_SECONDS = 1e-6  # no load is free
+PAST_PER_SLOT = 64  # adapters that have left whose uses are remembered, for each slot
 
 
 class AdapterPool:
@@ -34,6 +35,7 @@ class AdapterPool:
         self._references: dict[str, int] = {}  # keys in use
         self._idle: RankedSet[str] = RankedSet()
         self._ranks: dict[str, float] = {}
+        self._past_ranks: PastRanks[str] = PastRanks(PAST_PER_SLOT * num_slots)
         self._eviction = eviction or LRUEviction()
 
     def __contains__(self, key: str) -> bool:
@@ -74,6 +76,7 @@ class AdapterPool:
                 self._evict()
             self._slots[key] = self._free.pop()
             self._bytes[key] = num_bytes
+            self._ranks[key] = self._past_ranks.take(key)
             self._vacated.discard(self._slots[key])
         self._idle.discard(key)
         self._references[key] = self._references.get(key, 0) + 1
@@ -95,7 +98,7 @@ class AdapterPool:
         """
         self._references[key] -= 1
         cost = max(seconds, MIN_SECONDS) / max(1, self._bytes[key])
-        self._ranks[key] = self._eviction.rank(self._ranks.get(key, UNUSED), cost)
+        self._ranks[key] = self._eviction.rank(self._ranks[key], cost)
         if self._references[key] == 0:
             del self._references[key]
             self._idle.put(key, self._ranks[key])
@@ -121,7 +124,7 @@ class AdapterPool:
 
     def _remove(self, key: str) -> int:
         self._idle.discard(key)
-        self._ranks.pop(key, None)
+        self._past_ranks.keep(key, self._ranks.pop(key))
         del self._bytes[key]
         slot = self._slots.pop(key)
         self._free.append(slot)

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction
+from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, PastRanks
 from loraplex.engine.budgets import Account, Budgets
 from loraplex.engine.idle_blocks import IdleBlocks
 from loraplex.engine.metering import EvictionCause, Metering
@@ -11,6 +11,7 @@ from loraplex.engine.protocol import TenantShare
 
 NULL_BLOCK_ID = 0
 NOBODY = ""  # pays for blocks that are blank
+PAST_PER_BLOCK = 4  # contents that have left whose uses are remembered, for each block
 
 
 class KVCacheBlock:
@@ -60,6 +61,7 @@ class BlockPool:
         self.num_ever_used = 0  # blocks from the first to the last that was ever handed out
         self._index: dict[tuple[int, bytes], KVCacheBlock] = {}
         self._eviction = eviction or LRUEviction()
+        self._past_ranks: PastRanks[tuple[int, bytes]] = PastRanks(PAST_PER_BLOCK * num_blocks)
         self._restore_cost = restore_cost
 
     @property
@@ -148,6 +150,7 @@ class BlockPool:
         if block.key is None and (group, key) not in self._index:
             block.key = (group, key)
             block.token_ids = token_ids
+            block.rank = self._past_ranks.take(block.key)
             self._index[block.key] = block
 
     def set_shares(self, shares: Iterable[TenantShare]) -> list[str]:
@@ -236,6 +239,7 @@ class BlockPool:
     def _forget(self, block: KVCacheBlock) -> None:
         if block.key is not None:
             del self._index[block.key]
+            self._past_ranks.keep(block.key, block.rank)
             block.key = None
             block.token_ids = ()
         block.account = NOBODY

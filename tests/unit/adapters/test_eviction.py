@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clocks import FakeClock
 
-from loraplex.adapters.eviction import UNUSED, CostAwareEviction, LRUEviction, RankedSet
+from loraplex.adapters.eviction import UNUSED, CostAwareEviction, LRUEviction, PastRanks, RankedSet
 
 
 def test_the_key_of_the_lowest_rank_is_first() -> None:
@@ -104,3 +104,11 @@ def test_a_prefix_never_ranks_below_what_follows_it(
         prefix = policy.rank(prefix, cost)
 
     assert prefix >= rest
+
+
+def test_what_comes_back_has_the_rank_that_it_left_with() -> None:
+    past: PastRanks[str] = PastRanks(2)
+    for place, key in enumerate("abc"):
+        past.keep(key, float(place))
+
+    assert [past.take(key) for key in "abcc"] == [UNUSED, 1.0, 2.0, UNUSED]

@@ -1,7 +1,9 @@
 """Floors are kept, ceilings are kept, and what is refused is refused with its numbers."""
 
 import pytest
+from support.clocks import FakeClock
 
+from loraplex.adapters.eviction import CostAwareEviction
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.budgets import OPERATOR, Budgets
 from loraplex.engine.metering import EvictionCause
@@ -20,6 +22,17 @@ def cache(pool: BlockPool, account: str, count: int) -> None:
     for block in blocks:
         pool.remember(block, 0, f"{account} {block.block_id}".encode(), (block.block_id,))
     pool.release(blocks)
+
+
+def compute(pool: BlockPool, account: str, content: str) -> None:
+    """Uses a cached block of this content, or makes one."""
+    block = pool.find(0, content.encode(), (1,))
+    if block is None:
+        block = pool.allocate(account)
+        pool.remember(block, 0, content.encode(), (1,))
+    else:
+        pool.share(block)
+    pool.release([block])
 
 
 def cached(pool: BlockPool, account: str) -> int:
@@ -100,6 +113,18 @@ def test_without_a_floor_a_flood_takes_all() -> None:
         cache(pool, "flooder", 6)
 
     assert cached(pool, "quiet") == 0
+
+
+def test_what_comes_again_and_again_gets_to_stay_beside_a_flood_of_what_comes_once() -> None:
+    pool = BlockPool(11, CostAwareEviction(clock=FakeClock()))
+    for round_ in range(3):
+        for block_id in range(4):
+            compute(pool, "regular", f"regular {block_id}")
+        before = cached(pool, "regular")
+        for block_id in range(20):
+            compute(pool, "flooder", f"flood {round_} {block_id}")
+
+    assert (before, cached(pool, "regular")) == (4, 4)
 
 
 def test_a_tenant_within_its_floor_evicts_its_own_when_nobody_is_over() -> None:
