@@ -73,7 +73,7 @@ class Ours:
         return statistics.median(steps[2:]), time.perf_counter() - begin
 
     def without_graphs(self) -> None:
-        self.engine._parts.runner._graphs = None  # there is no setting for what nobody wants
+        self.engine._parts.runner._recorded = None  # there is no setting for what nobody wants
 
     def close(self) -> None:
         self.engine.close()
