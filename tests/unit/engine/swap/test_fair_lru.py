@@ -1,6 +1,7 @@
 """Who has most gives first, and of that the oldest."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -131,4 +132,5 @@ class FairLRUMachine(RuleBasedStateMachine):
         assert victim == next(key for key in free if self.entries[key] == owner)
 
 
+FairLRUMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestFairLRU = FairLRUMachine.TestCase

@@ -1,5 +1,6 @@
 """Every slot is one block's, and no block leaves while it is needed."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.swap import key_of, tokens_of
@@ -112,4 +113,5 @@ class HostTierMachine(RuleBasedStateMachine):
         assert all(find(self.tier, number) is block for number, block in self.present.items())
 
 
+HostTierMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestHostTier = HostTierMachine.TestCase
