@@ -92,25 +92,13 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     _put_kernels_in(loaded, probe, kernels)
     _pack(loaded, config.quantization, kernels)
     adapter_memory = _adapter_memory(config, loaded, sites)
-    lora = LoRAManager(
-        sites,
-        store=Path(config.adapter_store),
-        base_names=_base_names(loaded),
-        device_bytes=adapter_memory,
-        eviction=_eviction(config),
-    )
+    lora = _lora(config, loaded, sites, adapter_memory)
     begin(2)
     stops, recompute = StopChecker(loaded.eos_token_ids), RecomputeCost()
     groups = _groups(config, probe, lora)
     pool = _pool(config, loaded, probe, groups, adapter_memory)
     kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
-    scheduler = Scheduler(
-        kv,
-        AdapterGate(lora, config.adapter_wait),
-        FCFSPolicy() if config.scheduling == "fcfs" else FairPolicy(exempt=OPERATOR),
-        _limits(config, loaded),
-        stops,
-    )
+    scheduler = _scheduler(config, loaded, kv, lora, stops)
     forward = Forward(loaded, attention, context)
     recorded = _recorded_steps(config, forward, kv, kernels)
     transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
@@ -126,6 +114,31 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         recompute=recompute,
         warmth=MemoryWarmth(cache.storage, pool),
     )
+
+
+def _lora(
+    config: EngineConfig, loaded: LoadedModel, sites: LoRASites, device_bytes: int
+) -> LoRAManager:
+    return LoRAManager(
+        sites,
+        store=Path(config.adapter_store),
+        base_names=_base_names(loaded),
+        device_bytes=device_bytes,
+        eviction=_eviction(config),
+    )
+
+
+def _scheduler(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    kv: KVCacheManager,
+    lora: LoRAManager,
+    stops: StopChecker,
+) -> Scheduler:
+    gate = AdapterGate(lora, config.adapter_wait)
+    is_fair = config.scheduling == "fair"
+    policy = FairPolicy(exempt=OPERATOR) if is_fair else FCFSPolicy()
+    return Scheduler(kv, gate, policy, _limits(config, loaded), stops)
 
 
 @torch.inference_mode()
