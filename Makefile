@@ -9,6 +9,8 @@ INSTALLED := $(VENV)/.installed
 MODEL = $(LORAPLEX_HOME)/models/gemma-3-270m
 ADAPTERS = $(patsubst examples/adapters/%/,%,$(wildcard examples/adapters/*/))
 ARGS ?=
+# Two tests at a time: more would fill a small machine's memory with models.
+PARALLEL := --numprocesses 2 --dist loadfile
 
 # The first of these that is new enough and can make a virtual environment is taken.
 PYTHONS := $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14
@@ -44,7 +46,7 @@ serve: install ## Serve Gemma 3 270M and the example adapters on port 8000 (more
 		$(foreach name,$(ADAPTERS),--adapter $(name)=examples/adapters/$(name)) $(ARGS)
 
 test: lint ## Run everything that must hold before a commit: lint, types, the everyday tests
-	$(BIN)/pytest -m "not gpu and not slow" $(ARGS)
+	$(BIN)/pytest $(PARALLEL) -m "not gpu and not slow" $(ARGS)
 
 test-slow: install ## Run the tests that are too long for every day
 	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
