@@ -59,13 +59,18 @@ class StepTapes:
 
     def _tape(self, *, with_lora: bool) -> Tape | None:
         if with_lora not in self._tapes:
-            try:
-                self._tapes[with_lora] = self._record(with_lora)
-            except RecordingRefused as reason:
-                self._tapes[with_lora] = None
-                kind = "with adapters " if with_lora else ""
-                logger.warning("steps %sare not recorded: %s", kind, reason)
+            self._tapes[with_lora] = self._try_to_record(with_lora)
         return self._tapes[with_lora]
+
+    def _try_to_record(self, with_lora: bool) -> Tape | None:
+        kind = "with adapters " if with_lora else ""
+        try:
+            return self._record(with_lora)
+        except RecordingRefused as reason:
+            logger.warning("steps %sare not recorded: %s", kind, reason)
+        except Exception:  # a model that fails under the recorder may well run without it
+            logger.exception("steps %sare not recorded", kind)
+        return None
 
     @torch.inference_mode()
     def _record(self, with_lora: bool) -> Tape:

@@ -36,6 +36,12 @@ class Model:
         return positions * float(positions.max()) if self._reads_values else positions * 1.0
 
 
+class BrokenModel(Model):
+    def __call__(self, batch: InputBatch) -> Tensor:
+        self.num_passes += 1
+        raise RuntimeError("not with these inputs")
+
+
 def tapes(kv: KVCacheManager, model: Model) -> StepTapes:
     limits = StepSize(20, 2, 2).grown(LARGEST_SAMPLE)
     return StepTapes(StepBuffers(kv, limits, 2, torch.device("cpu")), model, num_slots=2)
@@ -111,3 +117,16 @@ def test_a_model_that_reads_values_is_asked_once_and_never_played(
     assert model.num_passes == 1
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("steps are not recorded: ")
+
+
+def test_a_model_that_fails_under_the_recorder_is_left_to_run_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kv, model = kv_manager(100), BrokenModel()
+    recorded = tapes(kv, model)
+
+    answers = [recorded.run(prompt(kv, 5)) for _ in range(2)]
+
+    assert answers == [None, None]
+    assert model.num_passes == 1
+    assert caplog.messages == ["steps are not recorded"]
