@@ -27,7 +27,14 @@ INVOCATION = [50, 60]
 OUTPUT_LENGTH = 9
 NUM_LAYERS = 6
 TOLERANCE = 1e-4  # of float32 log-probabilities
-ARCHITECTURES = [pytest.param("gemma3_text"), pytest.param("llama", marks=pytest.mark.slow)]
+
+
+def slow(value: object) -> Any:
+    """A parameter of the slow suite alone."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+ARCHITECTURES = ["gemma3_text", slow("llama")]  # sliding windows, and one kind of layer
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -48,7 +55,7 @@ def engine(base: Path, tmp_path: Path) -> Iterator[LLMEngine]:
     engine.close()
 
 
-@pytest.mark.parametrize("length", [BLOCK - 1, BLOCK, BLOCK + 1, 22])
+@pytest.mark.parametrize("length", [BLOCK - 1, slow(BLOCK), slow(BLOCK + 1), 22])
 def test_an_adapter_after_the_prompt_is_lora_on_the_keys_and_values_of_the_base(
     engine: LLMEngine, base: Path, everywhere: Path, length: int
 ) -> None:
@@ -97,7 +104,7 @@ def test_a_base_prompt_that_the_tokens_begin_with_counts_and_so_does_an_adapters
 
 
 @pytest.mark.parametrize("start", [15, 16, 17])
-@pytest.mark.parametrize("chunk", [11, 64])
+@pytest.mark.parametrize("chunk", [11, slow(64)])
 def test_an_activated_adapter_is_peft_wherever_its_point_lies_in_block_and_chunk(
     base: Path, tmp_path: Path, start: int, chunk: int
 ) -> None:
@@ -135,7 +142,7 @@ def test_an_activated_adapter_is_peft_wherever_its_point_lies_in_block_and_chunk
         ({"target_modules": ["embed_tokens"]}, 0),
     ],
 )
-@pytest.mark.parametrize("first", ["base", "adapter"])
+@pytest.mark.parametrize("first", ["base", slow("adapter")])
 def test_layers_below_the_frontier_are_shared_and_the_output_stays(
     base: Path, tmp_path: Path, config: dict[str, Any], frontier: int, first: str
 ) -> None:

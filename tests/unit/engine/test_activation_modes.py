@@ -53,7 +53,7 @@ def activated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    engine = make_engine(model, tmp_path / "store")
+    engine = make_engine(model, tmp_path / "store", kernels="naive")
     yield engine
     engine.close()
 

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    engine = make_engine(model, tmp_path / "store")
+    engine = make_engine(model, tmp_path / "store", kernels="naive")
     yield engine
     engine.close()
 
@@ -38,7 +38,7 @@ def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
 @pytest.fixture
 def cold(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
     """An engine without base prompts."""
-    engine = make_engine(model, tmp_path / "store", max_num_batched_tokens=64)
+    engine = make_engine(model, tmp_path / "store", kernels="naive", max_num_batched_tokens=64)
     yield engine
     engine.close()
 
