@@ -17,9 +17,12 @@ from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable, RequestRejected, StartRefused
 from loraplex.engine.protocol import (
+    BasePromptRef,
     FailureCode,
     GenerateRequest,
+    PublishBasePrompt,
     RegisterAdapter,
+    RetireBasePrompt,
     StartProgress,
     TenantShare,
     TokenEvent,
@@ -285,6 +288,18 @@ async def test_the_engine_ends_with_its_supervisor(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_base_prompts_come_and_go(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, _):
+        info = await client.publish_base_prompt(
+            PublishBasePrompt(request_id="a", prompt_id="p", version=3, token_ids=[5, 6])
+        )
+        await client.retire_base_prompt(
+            RetireBasePrompt(request_id="b", prompt_id=info.ref.prompt_id, version=info.ref.version)
+        )
+
+    assert (info.ref, info.num_tokens) == (BasePromptRef(prompt_id="p", version=3), 2)
 
 
 async def test_shares_and_the_block_map_cross_the_process_border(tmp_path: Path) -> None:
