@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from support.adapters import PEFT_NOISE, write_adapter
 from support.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
 from support.captures import check_steps
@@ -166,3 +167,17 @@ def test_prompts_and_decodes_in_any_mixture_are_played(
 
     assert log.is_clean
     assert len(log.are_equal) > 20
+
+
+def test_recording_leaves_the_cache_as_it_is(gemma: Path, tmp_path: Path) -> None:
+    engine = make_engine(gemma, tmp_path)
+    tokens(ask(engine))
+    rows = engine._parts.runner._cache.storage.rows
+    before = [row.clone() for row in rows]
+    engine._parts.runner._recorded._tapes.clear()
+
+    while engine.prepare():
+        pass
+
+    engine.close()
+    assert all(torch.equal(row, old) for row, old in zip(rows, before, strict=True))
