@@ -173,8 +173,8 @@ def summary(
         "bound": worst.bound,
         "paper": round(paper_bound(weights, sizes)),
         "fcfs_gap": max(run.gap for run in runs["fcfs"]),
-        "fair_tok_s": fair,
-        "fcfs_tok_s": fcfs,
+        "fair_tok_s": round(fair, 1),
+        "fcfs_tok_s": round(fcfs, 1),
         "ratio": round(fair / fcfs, 3),
     }
 

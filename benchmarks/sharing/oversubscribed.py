@@ -114,7 +114,7 @@ def summary(name: str, runs: list[Run], enough: list[Run]) -> dict[str, object]:
     speed, full = (median(run.tokens_per_second for run in some) for some in (runs, enough))
     return {
         "memory": name,
-        "tok_s": speed,
+        "tok_s": round(speed, 1),
         "of_enough": round(speed / full, 3),
         "preemptions": max(run.preemptions for run in runs),
         "most_of_one": max(run.most_of_one for run in runs),
