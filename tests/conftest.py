@@ -6,6 +6,7 @@ pytest_plugins = [
     "support.triton_interpreter",  # first: kernels are decorated for it or for a GPU
     "support.demo_model",
     "support.hypothesis_profile",
+    "support.native_kernels",
     "support.poisoned_memory",
 ]
 

@@ -8,20 +8,12 @@ import torch
 from support.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
 from support.engines import Choice, make_engine, request, run
 
-from loraplex.kernels.native.build import NativeUnavailable
-from loraplex.kernels.native.library import native
+pytestmark = pytest.mark.usefixtures("native_kernels")
+
 
 LENGTHS = (1, 4, 5, WINDOW + 1, 33, 61)
 # Mean absolute error of log-probabilities in bfloat16: random weights amplify each rounding.
 BFLOAT16_ERROR = 0.2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _native() -> None:
-    try:
-        native()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

@@ -13,21 +13,11 @@ from support.engines import Choice, drain, make_engine, register, request, run
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import UnregisterAdapter
-from loraplex.kernels.native.build import NativeUnavailable
-from loraplex.kernels.native.library import native
 
-pytestmark = PEFT_NOISE
+pytestmark = [*PEFT_NOISE, pytest.mark.usefixtures("native_kernels")]
 
 LENGTHS = {"a": 1, "b": 5, "c": WINDOW + 1, "d": 33}  # of the prompts, by name
 NUM_TOKENS = {"a": 9, "b": 4, "c": 6, "d": 2}  # so that the rows become fewer one by one
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _native() -> None:
-    try:
-        native()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

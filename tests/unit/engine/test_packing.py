@@ -11,16 +11,8 @@ from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
 from loraplex.kernels.int8_linear import naive as int8_linear_naive
 from loraplex.kernels.linear.cpu import FORMAT
 from loraplex.kernels.linear.format import LinearFormat
-from loraplex.kernels.native.build import NativeUnavailable
-from loraplex.kernels.native.library import native
 
-
-@pytest.fixture(autouse=True)
-def _native() -> None:
-    try:
-        native()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 class Scaled(nn.Embedding):

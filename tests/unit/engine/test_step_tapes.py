@@ -11,16 +11,8 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.scheduler import ScheduledSequence
 from loraplex.engine.step_buffers import StepBuffers, StepSize
 from loraplex.engine.step_tapes import LARGEST_SAMPLE, StepTapes
-from loraplex.kernels.native.build import NativeUnavailable
-from loraplex.kernels.native.library import native
 
-
-@pytest.fixture(autouse=True)
-def _native() -> None:
-    try:
-        native()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 class Model:

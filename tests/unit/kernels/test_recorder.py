@@ -18,18 +18,10 @@ from loraplex.kernels.lora import cpu as lora
 from loraplex.kernels.lora import naive
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.native.affine import Sizes
-from loraplex.kernels.native.build import NativeUnavailable
-from loraplex.kernels.native.library import native
 from loraplex.kernels.native.recorder import RecordingRefused, record
 from loraplex.kernels.native.tape import NativeSegment, Tape, TorchCall
 
-
-@pytest.fixture(autouse=True)
-def _native() -> None:
-    try:
-        native()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("native_kernels")
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
