@@ -214,7 +214,7 @@ def _see(
     if SOFTCAP is None:
         scores *= scaling * _LOG2E
     else:
-        scores = SOFTCAP * _LOG2E * _tanh(scores * (scaling / SOFTCAP))
+        scores = _tanh(scores * (scaling / SOFTCAP)) * (SOFTCAP * _LOG2E)
     if MASKED:
         visible = (key < end)[None, :] & (key[None, :] <= position[:, None])
         if WINDOW is not None:
@@ -242,7 +242,7 @@ def _load_rows(at, inside, DIM: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.
 
 @triton.jit
 def _tanh(x):
-    return 1.0 - 2.0 / (tl.exp2(2.0 * _LOG2E * x) + 1.0)
+    return 1.0 - 2.0 / (tl.exp2(x * (2.0 * _LOG2E)) + 1.0)
 
 
 @triton.jit(do_not_specialize=["splits"])
