@@ -9,6 +9,7 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _REGISTERS = 64 * 1024  # of a multiprocessor; each warp takes them in units of 256
@@ -54,7 +55,7 @@ def inspect(compiled: Any, chip: Chip) -> Binary:
     with tempfile.TemporaryDirectory() as folder:
         ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         ptx.write_text(compiled.asm["ptx"])
-        report, code = _assemble(ptx, cubin), _run("nvdisasm", "-c", str(cubin))
+        report, code = _assemble(ptx, cubin), _run(str(_TOOLS / "nvdisasm"), "-c", str(cubin))
     registers = int(_find(r"Used (\d+) registers", report))
     spills = _find(r"(\d+) bytes spill stores", report), _find(r"(\d+) bytes spill loads", report)
     shared = int(compiled.metadata.shared)
@@ -76,7 +77,8 @@ def inspect(compiled: Any, chip: Chip) -> Binary:
 def _assemble(ptx: Path, cubin: Path) -> str:
     """-> ptxas's report. The spills stand nowhere else."""
     architecture = _find(r"\.target (sm_\w+)", ptx.read_text())
-    return _run("ptxas", "-v", f"--gpu-name={architecture}", str(ptx), "-o", str(cubin))
+    ptxas = get_ptxas(int(_find(r"sm_(\d+)", architecture))).path  # Triton's own choice
+    return _run(ptxas, "-v", f"--gpu-name={architecture}", str(ptx), "-o", str(cubin))
 
 
 def _find(pattern: str, text: str) -> str:
@@ -87,6 +89,6 @@ def _find(pattern: str, text: str) -> str:
 
 
 def _run(tool: str, *arguments: str) -> str:
-    command = [str(_TOOLS / tool), *arguments]
+    command = [tool, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
