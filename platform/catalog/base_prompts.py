@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import BasePromptRef, PublishBasePrompt
@@ -18,7 +18,7 @@ from loraplex.platform.inference.schemas import Message
 
 Messages = list[dict[str, Any]]
 
-_MESSAGES = TypeAdapter(list[Message])
+_MESSAGES = TypeAdapter(Annotated[list[Message], Field(min_length=1)])
 _FIRST_VERSION = 1
 _BEGINNINGS = ("a", "1", "\n", "#", " ")  # of what a user may say next
 
@@ -37,20 +37,21 @@ class PromptSource:
         Raises:
             SettingsRefused: with all that is wrong with it.
         """
+        is_messages = path.suffix == ".json"
         try:
             text = path.read_text(encoding="utf-8")
-            found = _MESSAGES.validate_python(json.loads(text)) if path.suffix == ".json" else []
+            if not is_messages:
+                return cls(text=text)
+            messages = _MESSAGES.validate_python(json.loads(text))
         except OSError as error:
             raise SettingsRefused([f"cannot read {str(path)!r}: {error.strerror}"]) from error
         except ValidationError as error:
             faults = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
             raise SettingsRefused([f"{str(path)!r} {fault}" for fault in faults]) from error
         except ValueError as error:
-            kind = "JSON" if path.suffix == ".json" else "UTF-8 text"
+            kind = "JSON" if is_messages else "UTF-8 text"
             raise SettingsRefused([f"{str(path)!r} is not valid {kind}: {error}"]) from error
-        if path.suffix != ".json":
-            return cls(text=text)
-        return cls(messages=tuple(message.for_template() for message in found))
+        return cls(messages=tuple(message.for_template() for message in messages))
 
     def token_ids(self, tokenizer: Tokenizer) -> list[int]:
         """What every prompt that uses it begins with.

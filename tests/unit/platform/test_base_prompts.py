@@ -52,6 +52,7 @@ def test_all_that_is_wrong_with_all_files_is_told(tmp_path: Path) -> None:
         "a": write(tmp_path / "a.json", "{"),
         "b": write(tmp_path / "b.json", [{"role": "pope", "content": 3}]),
         "c": tmp_path / "none.txt",
+        "d": write(tmp_path / "d.json", []),
     }
 
     with pytest.raises(SettingsRefused) as caught:
@@ -63,6 +64,7 @@ def test_all_that_is_wrong_with_all_files_is_told(tmp_path: Path) -> None:
         "--base-prompt b",
         "--base-prompt b",
         "--base-prompt c",
+        "--base-prompt d",
     ]
 
 
