@@ -86,10 +86,13 @@ class AdapterStore:
         return StoredAdapter(staged.digest, staged.manifest, folder)
 
     def manifests(self, limit: int) -> list[AdapterManifest]:
-        """Of the copies that were published last, at most `limit`."""
+        """Of the copies that were published last, at most `limit`; damaged ones are left out."""
         paths = [(path.stat().st_mtime, path) for path in self.root.glob(f"*/{CONFIG_NAME}")]
-        latest = sorted(paths, reverse=True)[:limit]
-        return [AdapterManifest.from_json(path.read_bytes()) for _, path in latest]
+        found = []
+        for _, path in sorted(paths, reverse=True)[:limit]:
+            with suppress(AdapterRejected, OSError):
+                found.append(AdapterManifest.from_json(path.read_bytes()))
+        return found
 
     def verify(self, stored: StoredAdapter) -> None:
         """Reads a copy again and compares it with its digest.

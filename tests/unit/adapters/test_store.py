@@ -88,6 +88,17 @@ def test_a_damaged_copy_is_found_out(store: AdapterStore, tmp_path: Path) -> Non
         store.verify(stored)
 
 
+def test_a_damaged_copy_does_not_hide_the_manifests_of_others(
+    store: AdapterStore, tmp_path: Path
+) -> None:
+    good = add(store, write(tmp_path / "good"))
+    config = add(store, write(tmp_path / "bad", alpha=16)).folder / "adapter_config.json"
+    config.chmod(0o600)
+    config.write_text("{")
+
+    assert store.manifests(9) == [good.manifest]
+
+
 def test_a_copy_that_is_gone_is_found_out(store: AdapterStore, tmp_path: Path) -> None:
     stored = add(store, write(tmp_path / "a"))
     stored.weights_path.unlink()
