@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
-from asking import Answer, ask, make_activated, register, warm_up
+from asking import Answer, ask, make_activated, register
 from driver import open_engine, parser, random_prompt, request, save, show
 
 from loraplex.adapters.manifest import AdapterRef
@@ -45,7 +45,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, open_engine(options, **settings) as engine:
         (adapter,) = make_activated(options.model, Path(folder), 1, RANK, INVOCATION)
         ref = register(engine, adapter)
-        warm_up(engine)
         compare(engine, ref, min(lengths), seed=0)  # warms up
         rows = [compare(engine, ref, length, seed=length) for length in lengths]
     show(

@@ -35,12 +35,6 @@ class Answer:
     cached_tokens: int = 0
 
 
-def warm_up(engine: LLMEngine) -> None:
-    """Has the engine prepare what it would prepare when idle."""
-    while engine.prepare():
-        pass
-
-
 def ask(engine: LLMEngine, request: GenerateRequest) -> Answer:
     """Runs one request of one choice to its end."""
     answer = Answer()

@@ -13,7 +13,7 @@ import random
 from dataclasses import asdict, dataclass
 from itertools import product
 
-from asking import ask, publish, warm_up
+from asking import ask, publish
 from driver import open_engine, parser, random_prompt, request, save, show
 
 from loraplex.engine.llm_engine import LLMEngine
@@ -50,7 +50,6 @@ def main() -> None:
     sizes = QUICK if arguments.quick else FULL
     trials = arguments.trials or sizes.trials
     with open_engine(arguments, max_model_len=sizes.max_model_len) as engine:
-        warm_up(engine)
         base = publish(engine, random_prompt(engine, sizes.base, seed=0))
         rows = [measure(engine, base, sizes, trials, isolation) for isolation in ("on", "off")]
     show(

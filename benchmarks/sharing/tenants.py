@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from zlib import crc32
 
-from asking import ask, make_activated, publish, register, warm_up
+from asking import ask, make_activated, publish, register
 from driver import open_engine, parser, random_prompt, request, save, show
 
 from loraplex.adapters.manifest import AdapterRef
@@ -116,7 +116,6 @@ class Load:
 
     def run(self) -> Run:
         engine, sizes = self._engine, self._sizes
-        warm_up(engine)
         ask(engine, request("warm up", self._base[1:], 4, tenant="nobody"))
         before = engine.stats()
         if self._sharing == "all":
