@@ -1,18 +1,20 @@
 """LoRA for a flat batch of mixed adapters in native code, for float32 and bfloat16."""
 
 import ctypes
+import math
 import struct
+from array import array
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand
 from loraplex.kernels.native.huge_pages import HugePageChunks
 from loraplex.kernels.native.library import launch
-from loraplex.kernels.native.panels import pack_panels
+from loraplex.kernels.native.panels import panels_shape
 
 _LINE = 64  # bytes
 _RANK_BLOCK = 4  # rows of A that are multiplied at a time
@@ -25,29 +27,8 @@ class PackedOperand:
     """One adapter on one linear or embedding, in the order in which the kernel reads it."""
 
     weights: Tensor  # A, then each slice's B in panels, in one piece
-    scales: Tensor  # [ranks, padded] float32, the scaling of each rank
+    scales: "array[float]"  # [ranks, padded], the scaling of each rank
     description: ctypes.Array[ctypes.c_char]  # what the kernel is given: addresses and sizes
-
-
-def _pack(operand: LoRAOperand, a: Tensor, depth: int) -> PackedOperand:
-    """Joins A, packed already, with the slices; all of one dtype, float32 or bfloat16."""
-    parts = [a, *(pack_panels(part.b) for part in operand.slices)]
-    starts = [0]
-    for part in parts:
-        starts.append(-(-(starts[-1] + part.nbytes) // _LINE) * _LINE)
-    weights = _memory.empty(starts[-1] // a.itemsize, dtype=a.dtype)
-    for start, part in zip(starts, parts, strict=False):
-        weights[start // a.itemsize :][: part.numel()] = part.flatten()
-    ranks = [part.b.shape[1] for part in operand.slices]
-    scales = torch.zeros(-(-sum(ranks) // _RANK_BLOCK) * _RANK_BLOCK)
-    scalings = torch.tensor([part.scaling for part in operand.slices])
-    scales[: sum(ranks)] = scalings.repeat_interleave(torch.tensor(ranks))
-    description = struct.pack(
-        "<5q", weights.data_ptr(), scales.data_ptr(), depth, sum(ranks), len(ranks)
-    )
-    for start, (column, b, _) in zip(starts[1:], operand.slices, strict=False):
-        description += struct.pack("<4q", column, *b.shape, weights.data_ptr() + start)
-    return PackedOperand(weights, scales, ctypes.create_string_buffer(description))
 
 
 class LoRATable:
@@ -65,17 +46,59 @@ class LoRATable:
 
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
         ranks, depth = operand.a.shape
-        line = _LINE // operand.a.itemsize
-        padded = functional.pad(operand.a, (0, -depth % line, 0, -ranks % _RANK_BLOCK))
-        blocks = padded.view(padded.shape[0] // _RANK_BLOCK, _RANK_BLOCK, -1, line)
-        return _pack(operand, blocks.transpose(1, 2), depth)
+        size = _padded(ranks, _RANK_BLOCK) * _padded(depth, _LINE // self.dtype.itemsize)
+        packed = _with_ways_up(operand, size, depth)
+        _pack("down", operand.a, packed.weights)
+        return packed
 
 
 class EmbeddingLoRATable(LoRATable):
     """The adapters of one embedding by slot, packed, all of one dtype."""
 
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
-        return _pack(operand, operand.a.t(), 1)
+        packed = _with_ways_up(operand, operand.a.numel(), 1)
+        by_token = operand.a.t()
+        packed.weights[: by_token.numel()].view(by_token.shape).copy_(by_token)
+        return packed
+
+
+def _with_ways_up(operand: LoRAOperand, size_of_a: int, depth: int) -> PackedOperand:
+    """The slices packed, behind room for A; all of one dtype, float32 or bfloat16.
+
+    Args:
+        size_of_a: in numbers, when it is packed.
+        depth: how many numbers of A a row meets for each rank.
+    """
+    dtype = operand.a.dtype
+    shapes = [panels_shape(part.b.shape[0], part.b.shape[1], dtype) for part in operand.slices]
+    sizes = [size_of_a, *map(math.prod, shapes)]
+    line = _LINE // dtype.itemsize
+    starts = list(accumulate((_padded(size, line) for size in sizes), initial=0))
+    weights = _memory.empty(starts[-1], dtype=dtype)
+    scales = array("f")
+    for start, (_, b, scaling) in zip(starts[1:], operand.slices, strict=False):
+        _pack("up", b, weights[start:])
+        scales.extend([scaling] * b.shape[1])
+    ranks = len(scales)
+    scales.extend([0.0] * (_padded(ranks, _RANK_BLOCK) - ranks))
+    description = struct.pack(
+        "<5q", weights.data_ptr(), scales.buffer_info()[0], depth, ranks, len(operand.slices)
+    )
+    for start, (column, b, _) in zip(starts[1:], operand.slices, strict=False):
+        address = weights.data_ptr() + start * dtype.itemsize
+        description += struct.pack("<4q", column, *b.shape, address)
+    return PackedOperand(weights, scales, ctypes.create_string_buffer(description))
+
+
+def _pack(way: str, matrix: Tensor, out: Tensor) -> None:
+    """A on the way `down` or a slice's B on the way `up`, into the beginning of `out`."""
+    suffix = "float" if out.dtype == torch.float32 else "bf16"
+    source = matrix.contiguous()
+    launch(f"lpx_pack_lora_{way}_{suffix}", source, *source.shape, out, torch.get_num_threads())
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None:

@@ -88,7 +88,7 @@ def build(target: Target, compiler: str, folder: Path) -> Path:
     Raises:
         NativeUnavailable: the compiler failed, or the folder cannot be written.
     """
-    sources = sorted([*KERNELS.glob("*/cpu.cpp"), *KERNELS.glob("native/*.cpp")])
+    sources = sorted(KERNELS.glob("*/*.cpp"))
     headers = sorted(KERNELS.glob("*/*.h"))
     flags = (*_FLAGS, *target.compiler_flags)
     version = _run(compiler, "--version")
