@@ -1,17 +1,22 @@
 """HostCache: adapters in host memory, the least recently used leaving first."""
 
+import threading
 from collections import OrderedDict
 
 from loraplex.adapters.weights import LoRAWeights
 
 
 class HostCache:
-    """LoRAWeights by content digest, together at most `max_bytes`; the newest always stays."""
+    """LoRAWeights by content digest, together at most `max_bytes`; the newest always stays.
+
+    Safe for several threads: registrations fill it beside the engine.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._weights: OrderedDict[str, LoRAWeights] = OrderedDict()
+        self._lock = threading.RLock()
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._weights
@@ -21,19 +26,29 @@ class HostCache:
 
     def get(self, digest: str) -> LoRAWeights | None:
         """The weights, which count as used now; None where they are not here."""
-        weights = self._weights.get(digest)
-        if weights is not None:
-            self._weights.move_to_end(digest)
-        return weights
+        with self._lock:
+            weights = self._weights.get(digest)
+            if weights is not None:
+                self._weights.move_to_end(digest)
+            return weights
 
     def put(self, digest: str, weights: LoRAWeights) -> None:
-        self.discard(digest)
-        self._weights[digest] = weights
-        self.num_bytes += weights.num_bytes
-        while self.num_bytes > self.max_bytes and len(self._weights) > 1:
-            self.discard(next(iter(self._weights)))
+        with self._lock:
+            self.discard(digest)
+            self._weights[digest] = weights
+            self.num_bytes += weights.num_bytes
+            while self.num_bytes > self.max_bytes and len(self._weights) > 1:
+                self.discard(next(iter(self._weights)))
+
+    def offer(self, digest: str, weights: LoRAWeights) -> None:
+        """Keeps weights that nobody has asked for yet, where there is room beside the others."""
+        with self._lock:
+            is_known = digest in self._weights
+            if not is_known and self.num_bytes + weights.num_bytes <= self.max_bytes:
+                self.put(digest, weights)
 
     def discard(self, digest: str) -> None:
-        weights = self._weights.pop(digest, None)
-        if weights is not None:
-            self.num_bytes -= weights.num_bytes
+        with self._lock:
+            weights = self._weights.pop(digest, None)
+            if weights is not None:
+                self.num_bytes -= weights.num_bytes

@@ -134,6 +134,7 @@ class LoRAManager:
         info = self._describe(ref, stored.manifest, weights, activation, mismatch)
         with self._lock:
             entry = self._entries.setdefault(ref, _Entry(info, stored))
+            self._cache.offer(ref.digest, weights)  # who registers it will use it soon
         if entry.info.activation is not activation:
             raise AdapterRejected(
                 [
@@ -276,16 +277,20 @@ class LoRAManager:
     def _load(self, stored: StoredAdapter) -> LoRAWeights:
         self._store.verify(stored)
         try:
-            weights = self._read(stored)
+            return self._read(stored)
         except (AdapterRejected, OSError) as error:
             raise AdapterUnavailable("the stored copy of the adapter cannot be read") from error
-        on_gpu = self._sites.device.type == "cuda"
-        return weights.in_one_piece(pin_memory=True) if on_gpu else weights
 
     def _read(self, stored: StoredAdapter) -> LoRAWeights:
         targets = self._sites.catalogue.resolve(stored.manifest)
         file = open_safetensors(stored.weights_path)
-        return read_weights(file, targets, self._sites.dtype, self._sites.embedding_weight)
+        return read_weights(
+            file,
+            targets,
+            self._sites.dtype,
+            self._sites.embedding_weight,
+            pin_memory=self._sites.device.type == "cuda",
+        )
 
     def _describe(
         self,

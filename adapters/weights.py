@@ -1,7 +1,7 @@
 """LoRAWeights: the tensors of one adapter, checked against the base model that they are for."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,26 +40,10 @@ class ModuleWeights:
 
 @dataclass(frozen=True)
 class LoRAWeights:
-    """One adapter on the host, in the engine's dtype."""
+    """One adapter on the host, in the engine's dtype and in one piece of memory."""
 
     modules: Mapping[str, ModuleWeights]  # by the module's name in the base model
     num_bytes: int
-
-    def in_one_piece(self, *, pin_memory: bool) -> "LoRAWeights":
-        """A copy in one allocation, which a GPU can read by itself where it is pinned."""
-        tensors = [tensor for module in self.modules.values() for tensor in (module.a, module.b)]
-        size = sum(tensor.numel() for tensor in tensors)
-        memory = torch.empty(size, dtype=tensors[0].dtype, pin_memory=pin_memory)
-        parts = torch.split(memory, [tensor.numel() for tensor in tensors])
-        copies = iter(
-            part.view(tensor.shape).copy_(tensor)
-            for part, tensor in zip(parts, tensors, strict=True)
-        )
-        modules = {
-            name: ModuleWeights(next(copies), next(copies), module.scaling)
-            for name, module in self.modules.items()
-        }
-        return LoRAWeights(modules, self.num_bytes)
 
 
 @dataclass
@@ -76,6 +60,8 @@ def read_weights(
     targets: Mapping[str, AdapterTarget],
     dtype: torch.dtype,
     base_weight: Callable[[str], torch.Tensor],
+    *,
+    pin_memory: bool = False,
 ) -> LoRAWeights:
     """Reads an adapter whose tensors must be exactly those that `targets` calls for.
 
@@ -85,6 +71,7 @@ def read_weights(
         dtype: the engine's; values must be finite in it.
         base_weight: gives the base weight of an embedding or of lm_head, by name. PEFT saves copies
             of these beside LoRA on them, which must be the same.
+        pin_memory: put it where a GPU can read it by itself.
 
     Raises:
         AdapterRejected: tensors without a module or modules without tensors, wrong shapes, values
@@ -97,21 +84,36 @@ def read_weights(
         raise AdapterRejected([_count(found, targets), *faults])
     tensors = file.read()
     faults += _base_faults(tensors, found, base_weight)
-    modules = {}
-    for name, target in targets.items():
-        a, b = (tensors[found.lora[name][part]] for part in _PARTS[target.module.kind])
-        modules[name] = ModuleWeights(_owned(a, dtype), _owned(b, dtype), target.scaling)
-        for part in _PARTS[target.module.kind]:
-            faults += _value_faults(found.lora[name][part], tensors, dtype)
+    keys = [
+        found.lora[name][part]
+        for name, target in targets.items()
+        for part in _PARTS[target.module.kind]
+    ]
+    memory, copies = _in_one_piece([tensors[key] for key in keys], dtype, pin_memory)
+    if not torch.isfinite(memory).all():
+        faults += [fault for key in keys for fault in _value_faults(key, tensors[key], dtype)]
     if faults:
         raise AdapterRejected(faults)
-    num_bytes = sum(m.a.nbytes + m.b.nbytes for m in modules.values())
-    return LoRAWeights(modules, num_bytes)
+    parts = iter(copies)
+    modules = {
+        name: ModuleWeights(next(parts), next(parts), target.scaling)
+        for name, target in targets.items()
+    }
+    return LoRAWeights(modules, memory.nbytes)
 
 
-def _owned(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # A tensor of the file is a view of a mapping: it would be read from disk at its first use.
-    return tensor.to(dtype, copy=True).contiguous()
+def _in_one_piece(
+    tensors: Sequence[torch.Tensor], dtype: torch.dtype, pin_memory: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Copies side by side: all their memory, and each. Tensors of the file are views of a mapping,
+    which would be read from disk at their first use."""
+    sizes = [tensor.numel() for tensor in tensors]
+    memory = torch.empty(sum(sizes), dtype=dtype, pin_memory=pin_memory)
+    copies = [
+        part.view(tensor.shape).copy_(tensor)
+        for part, tensor in zip(torch.split(memory, sizes), tensors, strict=True)
+    ]
+    return memory, copies
 
 
 def _sort(file: SafetensorsFile, targets: Mapping[str, AdapterTarget]) -> _Sorted:
@@ -189,8 +191,7 @@ def _base_faults(
     return faults
 
 
-def _value_faults(key: str, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[str]:
-    tensor = tensors[key]
+def _value_faults(key: str, tensor: torch.Tensor, dtype: torch.dtype) -> list[str]:
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         return [f"tensor {shown(key)} has {bad} values that are not finite"]

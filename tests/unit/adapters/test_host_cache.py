@@ -38,3 +38,20 @@ def test_what_is_discarded_is_gone() -> None:
     cache.discard("a")
     cache.discard("never there")
     assert (cache.get("a"), cache.num_bytes) == (None, 0)
+
+
+def test_what_is_offered_takes_only_room_that_is_free() -> None:
+    cache = HostCache(10)
+    cache.put("a", weights(5))
+    cache.offer("b", weights(5))
+    cache.offer("c", weights(1))
+    assert ("a" in cache, "b" in cache, "c" in cache) == (True, True, False)
+
+
+def test_what_is_offered_and_there_already_is_not_taken_for_used() -> None:
+    cache = HostCache(10)
+    cache.put("a", weights(5))
+    cache.put("b", weights(5))
+    cache.offer("a", weights(5))
+    cache.put("c", weights(5))
+    assert ("a" in cache, "b" in cache, "c" in cache) == (False, True, True)

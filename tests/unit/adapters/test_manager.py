@@ -58,6 +58,15 @@ def served(base: Path, tmp_path: Path) -> Iterator[Served]:
     served.close()
 
 
+@pytest.fixture
+def served_without_host_memory(base: Path, tmp_path: Path) -> Iterator[Served]:
+    """Of adapters that nobody has asked for yet it keeps none."""
+    served = Served(base, tmp_path / "store", num_slots=2, host_bytes=0)
+    yield served
+    served.manager.check_integrity()
+    served.close()
+
+
 def test_tells_what_it_registered(served: Served, make: Callable[[str], Path]) -> None:
     folder = edit_config(make("a"), base_model_name_or_path="org/BASE/")
     info = served.manager.register("tenant", "id", folder)
@@ -146,15 +155,26 @@ def test_a_slot_in_use_does_not_move_and_none_is_given_beyond(
     served.manager.release(refs[2])
 
 
-def test_nothing_can_be_acquired_before_it_is_loaded(
+def test_a_new_adapter_is_at_hand_without_a_load(
     served: Served, make: Callable[[str], Path]
 ) -> None:
+    ref = served.register(make("a"))
+    assert served.manager.acquire(ref) == 0
+    assert served.manager.stats().loads == 0
+    served.manager.release(ref)
+
+
+def test_nothing_can_be_acquired_before_it_is_loaded(
+    served_without_host_memory: Served, make: Callable[[str], Path]
+) -> None:
+    served = served_without_host_memory
     assert served.manager.acquire(served.register(make("a"))) is None
 
 
 def test_a_damaged_copy_fails_alone_and_recovers(
-    served: Served, make: Callable[[str], Path], tmp_path: Path
+    served_without_host_memory: Served, make: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    served = served_without_host_memory
     broken, sound = (served.register(make(name), name) for name in ("a", "b"))
     weights = tmp_path / "store" / broken.digest / "adapter_model.safetensors"
     weights.rename(tmp_path / "elsewhere")
