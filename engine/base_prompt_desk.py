@@ -65,6 +65,7 @@ class BasePromptDesk:
             sequence = self._sequence(command)
             prompt = self._prompts.add(ref, sequence)
             self._scheduler.add(sequence)
+            self._reserve()
         elif prompt.token_ids != tuple(command.token_ids):
             raise _invalid(
                 "this version of the base prompt has other tokens; publish a new version"
@@ -121,6 +122,7 @@ class BasePromptDesk:
                 self._forget(prompt)
             elif prompt.is_computed and not prompt.is_ready:
                 self._scheduler.kv.pin(prompt)
+        self._reserve()
         return [*self._published(), *self._retired()]
 
     def stats(self) -> list[BasePromptStats]:
@@ -141,6 +143,18 @@ class BasePromptDesk:
     @property
     def num_saved_tokens(self) -> int:
         return self._num_saved_tokens
+
+    def _reserve(self) -> None:
+        """Keeps the blocks that prompts still need to be computed out of the reach of floors that
+        are raised meanwhile, and of all that runs."""
+        kv, chunk = self._scheduler.kv, self._scheduler.limits.max_num_batched_tokens
+        pending = [prompt for prompt in self._prompts if not prompt.is_ready]
+        missing = 0
+        for prompt in pending:
+            paid = sum(block.account == OPERATOR for block in kv.held_blocks(prompt.sequence))
+            missing += max(0, self._num_blocks(prompt.num_tokens, chunk) - paid)
+        held = kv.pool.budgets.of(OPERATOR).held
+        kv.pool.guarantee_operator(held + missing if pending else 0)
 
     def _published(self) -> list[Outcome]:
         done: list[Outcome] = []
@@ -220,18 +234,23 @@ class BasePromptDesk:
         self._refuse_unaffordable(len(token_ids))
 
     def _refuse_unaffordable(self, num_tokens: int) -> None:
-        kv = self._scheduler.kv
-        lengths = [prompt.num_tokens for prompt in self._prompts]
-        taken = sum(blocks_at_peak(kv.groups, kv.block_size, length, 1) for length in lengths)
-        needed = blocks_at_peak(kv.groups, kv.block_size, num_tokens, 1)
-        room = min(int(kv.pool.num_blocks * MAX_SHARE), kv.pool.budgets.limit(OPERATOR))
+        pool, chunk = self._scheduler.kv.pool, self._scheduler.limits.max_num_batched_tokens
+        taken = sum(self._num_blocks(prompt.num_tokens) for prompt in self._prompts)
+        needed = self._num_blocks(num_tokens)
+        only_meanwhile = self._num_blocks(num_tokens, chunk) - needed
+        room = min(int(pool.num_blocks * MAX_SHARE), pool.budgets.limit(OPERATOR) - only_meanwhile)
         if taken + needed > room:
             raise RequestRejected(
                 FailureCode.BUDGET_EXCEEDED,
                 f"The base prompt keeps {needed} KV blocks, but base prompts may keep {room} of "
-                f"{kv.pool.num_blocks} and have {taken} already.",
+                f"{pool.num_blocks} and have {taken} already.",
                 "token_ids",
             )
+
+    def _num_blocks(self, num_tokens: int, chunk: int = 1) -> int:
+        """What a prompt keeps, or needs at most while it is computed in chunks."""
+        kv = self._scheduler.kv
+        return blocks_at_peak(kv.groups, kv.block_size, num_tokens, chunk)
 
 
 def _invalid(message: str) -> RequestRejected:

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, PastRanks
-from loraplex.engine.budgets import Account, Budgets
+from loraplex.engine.budgets import OPERATOR, Account, Budgets
 from loraplex.engine.idle_blocks import IdleBlocks
 from loraplex.engine.metering import EvictionCause, Metering
 from loraplex.engine.protocol import TenantShare
@@ -168,6 +168,11 @@ class BlockPool:
                     self._clear(self._idle.lowest_of(account), EvictionCause.CEILING)
                 self._idle.refresh(account)
         return faults
+
+    def guarantee_operator(self, num_blocks: int) -> None:
+        """Keeps so many blocks, those that it holds included, for the operator alone."""
+        self.budgets.guarantee_operator(num_blocks)
+        self._idle.refresh(self.budgets.of(OPERATOR))
 
     def recharge(self, block: KVCacheBlock, account: str) -> None:
         """Lets another account pay for a held block from now on."""

@@ -141,6 +141,10 @@ class Budgets:
                 self._set(self.of(share.tenant), share)
         return faults
 
+    def guarantee_operator(self, num_blocks: int) -> None:
+        """Keeps so many blocks, those that it holds included, for the operator alone."""
+        self._set(self.of(OPERATOR), TenantShare(OPERATOR, floor=num_blocks))
+
     def check_integrity(self, held: Mapping[str, int], cached: Mapping[str, int]) -> None:
         """Compares the running sums with a recount.
 

@@ -11,10 +11,12 @@ from loraplex.engine.budgets import OPERATOR
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
+    BasePromptPublished,
     BlockState,
     FailureCode,
     FinishReason,
     GetBlockMap,
+    PublishBasePrompt,
     RequestFailed,
     SetTenantShares,
     TenantShare,
@@ -154,3 +156,26 @@ def test_the_block_map_shows_who_has_what(engine: LLMEngine) -> None:
     counts = {(found.owners[run.owner], run.state): run.count for run in found.runs}
     assert counts["tenant", BlockState.CACHED] == 5
     assert counts["", BlockState.BLANK] == engine.info.num_blocks - 5
+
+
+def test_floors_leave_a_base_prompt_the_blocks_that_it_still_needs(engine: LLMEngine) -> None:
+    tokens = prompt(0, 100)
+    engine.add(request(prompt(1, 8), "borrower", tenant="other", max_tokens=20))
+    engine.step()
+    engine.publish_base_prompt(
+        PublishBasePrompt(request_id="pub", prompt_id="prompt", version=1, token_ids=tokens)
+    )
+    engine.step()
+    rest = engine.info.num_blocks - 100 // BLOCK
+
+    with pytest.raises(RequestRejected, match=f"floors add up to {rest + 26} blocks"):
+        share(engine, TenantShare("tenant", floor=rest + 1))
+    share(engine, TenantShare("tenant", floor=rest))
+    engine.add(request(prompt(2, 8), tenant="tenant"))
+
+    outcomes = {type(event): event for event in drain(engine)}
+    failed = outcomes[RequestFailed]
+    assert isinstance(failed, RequestFailed)
+    assert failed.request_id == "borrower"
+    assert BasePromptPublished in outcomes
+    assert engine.stats().num_preemptions == 1
