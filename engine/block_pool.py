@@ -177,8 +177,8 @@ class BlockPool:
     def recharge(self, block: KVCacheBlock, account: str) -> None:
         """Lets another account pay for a held block from now on."""
         is_shared = block.ref_count > 1
-        self._charge(self.budgets.of(block.account), held=-1)
         self.metering.note_shared(block.account, -is_shared)
+        self._charge(self.budgets.of(block.account), held=-1)
         block.account = account
         self._charge(self.budgets.of(account), held=1)
         self.metering.note_shared(account, is_shared)

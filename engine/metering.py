@@ -18,37 +18,48 @@ class EvictionCause(StrEnum):
 class Integral:
     """The integral over time of a count that changes now and then, in O(1) per change.
 
-    With changes d_i at times t_i, it is sum(d_i) * now - sum(d_i * t_i).
+    It never falls, not by a rounding error either: whoever scrapes it takes any fall for a restart.
+    So the difference of two is no substitute for a third.
     """
 
-    __slots__ = ("_moment", "count")
+    __slots__ = ("_area", "_since", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._moment = 0.0
+        self._area = 0.0
+        self._since = 0.0
 
     def add(self, change: int, now: float) -> None:
+        self._area, self._since = self.at(now), now
         self.count += change
-        self._moment += change * now
 
     def at(self, now: float) -> float:
-        return max(0.0, self.count * now - self._moment)
+        return self._area + self.count * (now - self._since)
 
 
 class Meter:
     """One account's counters. Integrals are in block-seconds, the other times in seconds."""
 
     def __init__(self) -> None:
-        self.held = Integral()  # blocks in use that it pays for
-        self.shared = Integral()  # of these, with more than one holder
+        self.private = Integral()  # blocks in use that it pays for, with one holder
+        self.shared = Integral()  # the same, with more than one
+        self.saved = Integral()  # blocks that its sequences use beyond those that it pays for
         self.cached = Integral()
-        self.used = Integral()  # entries in the block tables of its sequences, whoever pays
+        self.num_used = 0  # entries in the block tables of its sequences, whoever pays
         self.evictions: Counter[EvictionCause] = Counter()
         self.num_preemptions = 0
         self.swapped_out_bytes = 0
         self.swapped_in_bytes = 0
         self.queue_seconds = 0.0
         self.num_queued = 0
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in use that it pays for."""
+        return self.private.count + self.shared.count
+
+    def update_saved(self, now: float) -> None:
+        self.saved.add(max(0, self.num_used - self.num_held) - self.saved.count, now)
 
 
 class Metering:
@@ -73,17 +84,22 @@ class Metering:
         """So many blocks more, or fewer where negative, are charged to an account."""
         meter, now = self.of(payer), self.now()
         if held:
-            meter.held.add(held, now)
+            meter.private.add(held, now)
+            meter.update_saved(now)
         if cached:
             meter.cached.add(cached, now)
 
     def note_shared(self, payer: str, change: int) -> None:
         """A block of the account has a second holder (1), or has one holder again (-1)."""
-        self.of(payer).shared.add(change, self.now())
+        meter, now = self.of(payer), self.now()
+        meter.private.add(-change, now)
+        meter.shared.add(change, now)
 
     def note_use(self, holder: str, change: int) -> None:
         """A sequence of the account has taken (1) or given back (-1) a block."""
-        self.of(holder).used.add(change, self.now())
+        meter = self.of(holder)
+        meter.num_used += change
+        meter.update_saved(self.now())
 
     def note_eviction(self, account: str, cause: EvictionCause) -> None:
         self.of(account).evictions[cause] += 1

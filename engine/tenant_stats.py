@@ -18,7 +18,6 @@ def tenant_stats(scheduler: Scheduler) -> list[TenantStats]:
     for name in sorted(names | swapped.keys()):
         account, meter = pool.budgets.of(name), pool.metering.of(name)
         service = scheduler.policy.ledger.of(name)
-        held, shared, used = (m.at(now) for m in (meter.held, meter.shared, meter.used))
         stats.append(
             TenantStats(
                 tenant=name,
@@ -29,9 +28,9 @@ def tenant_stats(scheduler: Scheduler) -> list[TenantStats]:
                 cached_blocks=account.cached,
                 num_running=running[name],
                 num_waiting=waiting[name],
-                private_block_seconds=held - shared,
-                shared_block_seconds=shared,
-                saved_block_seconds=max(0.0, used - held),
+                private_block_seconds=meter.private.at(now),
+                shared_block_seconds=meter.shared.at(now),
+                saved_block_seconds=meter.saved.at(now),
                 cached_block_seconds=meter.cached.at(now),
                 evictions={cause.value: count for cause, count in meter.evictions.items()},
                 num_preemptions=meter.num_preemptions,

@@ -116,8 +116,9 @@ class BudgetsMachine(RuleBasedStateMachine):
         users = Counter(holder for _, holder in self.held)
         for account in self.pool.budgets.accounts:
             meter = self.pool.metering.of(account.name)
-            counts = (meter.held.count, meter.cached.count, meter.used.count)
+            counts = (meter.num_held, meter.cached.count, meter.num_used)
             assert counts == (account.held, account.cached, users[account.name])
+            assert meter.saved.count == max(0, users[account.name] - account.held)
             shared = {b.block_id for b, _ in self.held if b.ref_count > 1}
             assert meter.shared.count == sum(
                 self.pool.blocks[i].account == account.name for i in shared
