@@ -67,26 +67,34 @@ COUNTERS = {
 }
 BASE_PROMPT_GAUGES = {
     "loraplex:base_prompt_blocks": "KV blocks that a base prompt keeps",
-    "loraplex:base_prompt_users": "Sequences that use it",
+    "loraplex:base_prompt_users": "Sequences that use a base prompt",
     "loraplex:base_prompt_saved_blocks": "KV blocks that they would hold besides, were none shared",
 }
 TENANT_GAUGES = {
-    "floor_blocks": ("floor", "KV blocks that it can always have"),
+    "floor_blocks": ("floor", "KV blocks that a tenant can always have"),
+    "ceiling_blocks": ("ceiling", "KV blocks that it can have at most, where it has a ceiling"),
+    "weight": ("weight", "Its share of service, relative to the weights of others"),
     "kv_blocks_held": ("held_blocks", "KV blocks in use that it pays for"),
     "kv_blocks_cached": ("cached_blocks", "Free KV blocks that hold a prefix of its"),
-    "sequences_running": ("num_running", "Sequences that run"),
-    "sequences_waiting": ("num_waiting", "Sequences that wait for their turn"),
+    "sequences_running": ("num_running", "Its sequences that run"),
+    "sequences_waiting": ("num_waiting", "Its sequences that wait for their turn"),
     "swap_bytes": ("swap_bytes", "Bytes of its KV blocks in host memory and on disk"),
     "service": ("service", "Its virtual token counter"),
 }
 TENANT_COUNTERS = {
-    "private_block_seconds": ("private_block_seconds", "Held KV blocks with one user, over time"),
-    "shared_block_seconds": ("shared_block_seconds", "Held KV blocks with several, over time"),
-    "saved_block_seconds": ("saved_block_seconds", "KV blocks used and not paid for, over time"),
-    "cached_block_seconds": ("cached_block_seconds", "Cached KV blocks, over time"),
-    "preemptions": ("num_preemptions", "Sequences set back to be computed again"),
-    "queue_seconds": ("queue_seconds", "Time from arrival to first admission"),
-    "queued": ("num_queued", "Requests in that time"),
+    "private_block_seconds": (
+        "private_block_seconds",
+        "KV blocks in use by one sequence that a tenant pays for, over time",
+    ),
+    "shared_block_seconds": ("shared_block_seconds", "The same, in use by several, over time"),
+    "saved_block_seconds": (
+        "saved_block_seconds",
+        "KV blocks that its sequences use beyond those that it pays for, over time",
+    ),
+    "cached_block_seconds": ("cached_block_seconds", "Its cached KV blocks, over time"),
+    "preemptions": ("num_preemptions", "Its sequences set back to be computed again"),
+    "queue_seconds": ("queue_seconds", "Time of its requests from arrival to first admission"),
+    "queued": ("num_queued", "Its requests that were admitted"),
     "swapped_out_bytes": ("swapped_out_bytes", "Bytes of its KV blocks sent to host memory"),
     "swapped_in_bytes": ("swapped_in_bytes", "Bytes of its KV blocks brought back"),
     "prefill_tokens": ("prefill_tokens", "Prompt tokens computed for it"),
@@ -109,10 +117,18 @@ class Metrics:
             [LABEL, "finished_reason"],
             registry=self._registry,
         )
-        self._first_token = self._histogram("time_to_first_token_seconds", SHORT)
-        self._per_token = self._histogram("time_per_output_token_seconds", SHORT)
-        self._between_tokens = self._histogram("inter_token_latency_seconds", SHORT)
-        self._whole = self._histogram("e2e_request_latency_seconds", LONG)
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From a request to its first token", SHORT
+        )
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds", "Time of a request by its generated tokens", SHORT
+        )
+        self._between_tokens = self._histogram(
+            "inter_token_latency_seconds", "From one token to the next", SHORT
+        )
+        self._whole = self._histogram(
+            "e2e_request_latency_seconds", "From a request to its last token", LONG
+        )
 
     def render(self, stats: EngineStats | None) -> bytes:
         """Prometheus text. `stats` is None while there is no engine to ask."""
@@ -153,8 +169,7 @@ class Metrics:
             if event.usage is not None:
                 self._per_token.observe((now - start) / max(1, event.usage.completion_tokens))
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        text = name.replace("_", " ")
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(f"vllm:{name}", text, [LABEL], buckets=buckets, registry=self._registry)
         return family.labels(self._model_name)
 
@@ -205,10 +220,13 @@ class _EngineCollector(Collector):
             for name, (field, text) in kinds.items():
                 family = kind(f"loraplex:tenant_{name}", text, labels=labels)
                 for tenant in tenants:
-                    family.add_metric([*self._labels, tenant.tenant], getattr(tenant, field))
+                    if (value := getattr(tenant, field)) is not None:
+                        family.add_metric([*self._labels, tenant.tenant], value)
                 yield family
         evictions = CounterMetricFamily(
-            "loraplex:tenant_evictions", "Cached KV blocks that it lost", labels=[*labels, "cause"]
+            "loraplex:tenant_evictions",
+            "Cached KV blocks that a tenant lost",
+            labels=[*labels, "cause"],
         )
         for tenant in tenants:
             for cause, count in tenant.evictions.items():

@@ -30,7 +30,8 @@ async def health(deployment: Serving) -> Response:
 @router.get("/metrics")
 async def metrics(deployment: Serving) -> Response:
     """Prometheus text."""
-    text = deployment.metrics.render(await _stats(deployment))
+    stats = await _stats(deployment)
+    text = await asyncio.to_thread(deployment.metrics.render, stats)  # long with many tenants
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
