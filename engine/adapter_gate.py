@@ -87,11 +87,11 @@ class AdapterGate:
             self._slots.release(sequence.adapter)
             sequence.adapter_slot = -1
 
-    def forget_absent(self, waiting: Iterable[Sequence]) -> None:
-        """Ends the waits of adapters that no sequence waits for any more."""
-        wanted = {sequence.adapter.digest for sequence in waiting if sequence.adapter is not None}
-        self._waiting_since = {d: t for d, t in self._waiting_since.items() if d in wanted}
-        if self._draining is not None and self._draining.waiting not in wanted:
+    def forget_absent(self, wanted: Iterable[AdapterRef]) -> None:
+        """Ends the waits of adapters other than those that sequences still wait for."""
+        digests = {adapter.digest for adapter in wanted}
+        self._waiting_since = {d: t for d, t in self._waiting_since.items() if d in digests}
+        if self._draining is not None and self._draining.waiting not in digests:
             self._draining = None
 
     def _is_barred(self, digest: str, drain: _Drain, running: Iterable[Sequence]) -> bool:

@@ -1,7 +1,7 @@
 """Admission: whether a waiting sequence's blocks fit beside what running ones were promised."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
 
@@ -10,6 +10,7 @@ from loraplex.engine.kv_cache_manager import KVCacheManager
 from loraplex.engine.kv_groups import peaks
 from loraplex.engine.prefix_lookup import CachedPrefix
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.waiting_queue import Line, WaitingQueue, line_of
 
 OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need
 REPRIEVE = 128  # tokens that one which was preempted once can generate at least, with room for them
@@ -19,7 +20,8 @@ class Turn(Enum):
     """What became of a waiting sequence's turn."""
 
     TAKEN = auto()
-    NOT_READY = auto()  # its adapter, or the beginning of its input, is on its way
+    NO_ADAPTER = auto()  # it is on its way, or there is no slot for it
+    NOT_READY = auto()  # the beginning of its input is on its way
     OVER_CEILING = auto()  # its tenant holds all the blocks that it may
     NO_ROOM = auto()  # for anybody, except within a floor
     NO_ROWS = auto()  # for anybody
@@ -30,32 +32,50 @@ class Door:
 
     A sequence that finds no room is not overtaken by later, smaller ones, or it would wait for
     ever; but floors are not kept free for it, so other tenants may still use theirs. A tenant at
-    its ceiling keeps nobody but itself waiting.
+    its ceiling keeps nobody but itself waiting, and an adapter those who wait for it. Who waits for
+    cached blocks is passed by others, but not by so many looks that they cost more than the step.
     """
 
-    def __init__(self, budgets: Budgets, tenants: Set[str], *, within_floor: bool) -> None:
-        """`tenants`: of the waiting sequences."""
+    def __init__(
+        self, budgets: Budgets, waiting: WaitingQueue, max_num_seqs: int, *, within_floor: bool
+    ) -> None:
         self.within_floor = within_floor
-        self.not_ready: set[Sequence] = set()
-        self.barred: set[str] = set()  # tenants at their ceilings
         self.impossible: list[Sequence] = []  # that wait for nobody
-        self._below_floor = {name for name in tenants if budgets.over_floor(name) < 0}
+        self._waiting = waiting
+        self._patience = max_num_seqs  # sequences of a line that may be passed by
         self._has_rows = True
+        self._below_floor = {name for name in waiting.tenants if budgets.over_floor(name) < 0}
+        self._at_ceiling: set[str] = set()
+        self._without_adapter: set[Line] = set()
+        self._num_not_ready: Counter[Line] = Counter()
 
-    @property
-    def is_open(self) -> bool:
-        return self._has_rows and (not self.within_floor or bool(self._below_floor))
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether it, and so perhaps the next in its line, can still begin in this step."""
+        line = line_of(sequence)
+        return (
+            self._has_rows
+            and (not self.within_floor or sequence.tenant in self._below_floor)
+            and sequence.tenant not in self._at_ceiling
+            and line not in self._without_adapter
+            and self._num_not_ready[line] < self._patience
+        )
 
-    def admits(self, tenant: str) -> bool:
-        if self.within_floor and tenant not in self._below_floor:
-            return False
-        return self.is_open and tenant not in self.barred
+    def contending(self) -> set[str]:
+        """The tenants of those who wait for memory and turns, and for nothing else."""
+        able = {
+            line[0]
+            for line, sequences in self._waiting.lines.items()
+            if line not in self._without_adapter and self._num_not_ready[line] < len(sequences)
+        }
+        return able - self._at_ceiling
 
     def note(self, sequence: Sequence, turn: Turn) -> None:
-        if turn is Turn.NOT_READY:
-            self.not_ready.add(sequence)
+        if turn is Turn.NO_ADAPTER:
+            self._without_adapter.add(line_of(sequence))
+        elif turn is Turn.NOT_READY:
+            self._num_not_ready[line_of(sequence)] += 1
         elif turn is Turn.OVER_CEILING:
-            self.barred.add(sequence.tenant)
+            self._at_ceiling.add(sequence.tenant)
         elif turn is Turn.NO_ROOM:
             self.within_floor = True
             self._below_floor.discard(sequence.tenant)

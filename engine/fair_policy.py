@@ -1,11 +1,13 @@
 """FairPolicy: tenants take turns by what they have been served."""
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from loraplex.engine.policy import SchedulingPolicy
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.turn_queue import TurnQueue
+from loraplex.engine.waiting_queue import WaitingQueue
 
 
 class FairPolicy(SchedulingPolicy):
@@ -26,32 +28,44 @@ class FairPolicy(SchedulingPolicy):
         self._contending: set[str] = set()
         self._last: str | None = None  # whose turn it was last
 
-    def turns(self, contenders: Iterable[Sequence]) -> Iterator[Sequence]:
-        queues: dict[str, deque[Sequence]] = {}
-        for sequence in self.order(contenders):
-            queues.setdefault(sequence.tenant, deque()).append(sequence)
-        self._lift(queues.keys() - {self._exempt})
-        return self._by_counter(queues)
+    def turns(
+        self,
+        unfinished: Iterable[Sequence],
+        waiting: WaitingQueue,
+        may_begin: Callable[[Sequence], bool],
+    ) -> Iterator[Sequence]:
+        running: dict[str, list[Sequence]] = defaultdict(list)
+        for sequence in unfinished:
+            running[sequence.tenant].append(sequence)
+        lines: dict[str, list[list[Sequence]]] = defaultdict(list)
+        for (tenant, _), line in waiting.lines.items():
+            lines[tenant].append(line)
+        tenants = running.keys() | lines.keys()
+        self._lift(tenants - {self._exempt})
+        return self._by_counter([TurnQueue(running[t], lines[t], may_begin) for t in tenants])
 
     def end_step(self, contending: set[str]) -> None:
         self._contending = contending - {self._exempt}
 
-    def _by_counter(self, queues: dict[str, deque[Sequence]]) -> Iterator[Sequence]:
-        heap = [self._entry(queue) for queue in queues.values()]
+    def _by_counter(self, queues: list[TurnQueue]) -> Iterator[Sequence]:
+        heap = [self._entry(head, queue) for queue in queues if (head := queue.head())]
         heapify(heap)
         while heap:
             *_, queue = heappop(heap)
-            sequence = queue.popleft()
+            sequence = queue.head()
+            if sequence is None:  # nobody of this tenant may begin any more
+                continue
             if sequence.tenant != self._exempt:
                 self._last = sequence.tenant
             yield sequence
-            if queue:
-                heappush(heap, self._entry(queue))
+            queue.advance(sequence)
+            if (head := queue.head()) is not None:
+                heappush(heap, self._entry(head, queue))
 
-    def _entry(self, queue: deque[Sequence]) -> tuple[float, bool, int, deque[Sequence]]:
+    def _entry(self, head: Sequence, queue: TurnQueue) -> tuple[float, bool, int, TurnQueue]:
         """By counter; among equals who has just come goes first, then whose sequence came first."""
-        tenant = queue[0].tenant
-        return self._counter(tenant), tenant in self._contending, queue[0].arrival, queue
+        is_known = head.tenant in self._contending
+        return self._counter(head.tenant), is_known, head.arrival, queue
 
     def _counter(self, tenant: str) -> float:
         return -1.0 if tenant == self._exempt else self.ledger.of(tenant).counter

@@ -71,9 +71,9 @@ class LLMEngine:
     def has_work(self) -> bool:
         """Whether a step now would compute something, as far as can be told without trying."""
         return bool(self._scheduler.running) or any(
-            self._adapters.is_loaded(sequence.adapter)
-            and not self._scheduler.kv.tiers.is_awaiting(sequence.seq_id)
-            for sequence in self._scheduler.waiting
+            self._adapters.is_loaded(adapter)
+            and not all(self._scheduler.kv.tiers.is_awaiting(s.seq_id) for s in line)
+            for (_, adapter), line in self._scheduler.waiting.lines.items()
         )
 
     @property
@@ -181,7 +181,7 @@ class LLMEngine:
             message = "; ".join(faults)
             raise RequestRejected(FailureCode.INVALID_REQUEST, message, "shares", faults)
         for share in command.shares:
-            self._scheduler.policy.set_weight(share.tenant, share.weight)
+            self._scheduler.policy.ledger.set_weight(share.tenant, share.weight)
         return TenantSharesSet(command.request_id)
 
     def block_map(self, command: GetBlockMap) -> BlockMap:
@@ -249,14 +249,14 @@ class LLMEngine:
     def _fail_unavailable(self) -> list[RequestFailed]:
         """Ends the requests whose adapter could not be read; only these."""
         failed: list[RequestFailed] = []
-        for sequence in list(self._scheduler.waiting):
-            reason = self._adapters.load_error(sequence.adapter)
-            if reason is not None and not sequence.is_finished:
-                self._scheduler.abort(sequence.request_id)
+        for (_, adapter), line in list(self._scheduler.waiting.lines.items()):
+            reason = self._adapters.load_error(adapter)
+            if reason is None:
+                continue
+            for request_id in dict.fromkeys(sequence.request_id for sequence in line):
+                self._scheduler.abort(request_id)
                 code = FailureCode.ADAPTER_UNAVAILABLE
-                failed.append(
-                    RequestFailed(request_id=sequence.request_id, code=code, message=str(reason))
-                )
+                failed.append(RequestFailed(request_id=request_id, code=code, message=str(reason)))
         return failed
 
     def _event(self, update: SequenceUpdate) -> TokenEvent:

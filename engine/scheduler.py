@@ -14,6 +14,7 @@ from loraplex.engine.sequence import Sequence, SequenceStatus
 from loraplex.engine.step_plan import StepPlan
 from loraplex.engine.stopping import StopChecker
 from loraplex.engine.swap.transfers import NO_MOVES, BlockMoves
+from loraplex.engine.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,17 @@ class Scheduler:
         self.limits = limits
         self.stops = stops
         self.admission = Admission(kv, limits.max_num_batched_tokens)
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
 
     @property
     def adapters_in_use(self) -> set[AdapterRef]:
-        return {s.adapter for s in [*self.running, *self.waiting] if s.adapter is not None}
+        return self.waiting.adapters | {s.adapter for s in self.running if s.adapter is not None}
 
     def add(self, sequence: Sequence) -> None:
         sequence.added_at = self.kv.pool.metering.now()
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> SchedulerOutput:
         self.kv.tiers.begin_step()
@@ -110,8 +111,9 @@ class Scheduler:
         rows = limits.max_num_seqs - sum(s.num_rows for s in self.running)
         plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
         num_preempted += self._keep_running(plan)
-        tenants = {sequence.tenant for sequence in self.waiting}
-        door = Door(self.kv.pool.budgets, tenants, within_floor=num_preempted > 0)
+        budgets = self.kv.pool.budgets
+        is_short = num_preempted > 0
+        door = Door(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
         self._hand_out(plan, door)
         scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
         moves = self.kv.tiers.take_moves()
@@ -148,9 +150,10 @@ class Scheduler:
         budgets = self.kv.pool.budgets
         num_preempted = 0
         while budgets.is_overdrawn and any(
-            budgets.over_floor(s.tenant) < 0 for s in [*self.running, *self.waiting]
+            budgets.over_floor(tenant) < 0
+            for tenant in self.waiting.tenants | {s.tenant for s in self.running}
         ):
-            victim = choose_borrower(self.running, budgets, self.policy)
+            victim = choose_borrower(self.running, budgets)
             if victim is None:
                 break
             self._preempt(victim)
@@ -162,13 +165,13 @@ class Scheduler:
 
         Who gave way before comes first, so that the room that it came back for stays its own.
         """
-        queue = sorted(self.policy.order(self.running), key=lambda s: -s.num_preemptions)
+        queue = sorted(self.running, key=lambda s: (-s.num_preemptions, s.rank))
         budgets = self.kv.pool.budgets
         num_preempted = 0
         while queue:
             sequence = queue.pop(0)
             while not self.kv.allocate_slots(sequence, 1):
-                victim = choose_victim(sequence, queue, budgets, self.policy)
+                victim = choose_victim(sequence, queue, budgets)
                 self._preempt(victim)
                 num_preempted += 1
                 if victim is sequence:
@@ -180,25 +183,17 @@ class Scheduler:
 
     def _hand_out(self, plan: StepPlan, door: Door) -> None:
         """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
-        turns = self.policy.turns([*plan.unfinished, *self.waiting])
-        num_partial = len(plan.unfinished)
-        while plan.num_tokens > 0 and (door.is_open or num_partial):
-            sequence = next(turns, None)
-            if sequence is None:
-                break
+        turns = self.policy.turns(plan.unfinished, self.waiting, door.admits)
+        while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
             if sequence.status is SequenceStatus.RUNNING:
                 self._extend(plan, sequence)
-                num_partial -= 1
-            elif door.admits(sequence.tenant):
-                turn = self._begin(plan, sequence, within_floor=door.within_floor)
-                if self._waits_for_nobody(sequence, turn, door):
-                    door.impossible.append(sequence)
-                door.note(sequence, turn)
-        contending = {
-            s.tenant for s in [*plan.unfinished, *self.waiting] if s not in door.not_ready
-        }
-        self.policy.end_step(contending - door.barred)
-        self.gate.forget_absent(self.waiting)
+                continue
+            turn = self._begin(plan, sequence, within_floor=door.within_floor)
+            if self._waits_for_nobody(sequence, turn, door):
+                door.impossible.append(sequence)
+            door.note(sequence, turn)
+        self.policy.end_step(door.contending() | {s.tenant for s in plan.unfinished})
+        self.gate.forget_absent(self.waiting.adapters)
 
     def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
         """Computes more of a running sequence's input, where its blocks are there."""
@@ -214,7 +209,7 @@ class Scheduler:
             return Turn.NOT_READY
         num_bytes = self.gate.bytes_to_load(sequence)
         if not self.gate.open(sequence, self.running):
-            return Turn.NOT_READY  # nobody waits for another's adapter
+            return Turn.NO_ADAPTER
         self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
         cached = self.kv.find_cached(sequence)
         if cached.awaited or self.kv.next_key(sequence, cached) in plan.coming:
@@ -296,7 +291,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.kv.pool.metering.note_preemption(sequence.tenant)
         sequence.status = SequenceStatus.WAITING
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
 
     def _keep(self, sequence: Sequence) -> None:
@@ -308,7 +303,8 @@ class Scheduler:
         """The one way out: finished and aborted sequences give back the same things."""
         self.kv.free(sequence)
         self.gate.close(sequence)
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running
+        queue.remove(sequence)
 
     def _store_prompt_logprobs(self, sequence: Sequence, result: ModelRunnerOutput) -> None:
         if sequence.prompt_logprobs is not None:

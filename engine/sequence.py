@@ -102,6 +102,11 @@ class Sequence:
         return self.sampling.n if self.num_output_tokens == 0 else 1
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among its tenant's: by priority, lower first, then first come, first served."""
+        return self.priority, self.arrival
+
+    @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 

@@ -10,7 +10,9 @@ def tenant_stats(scheduler: Scheduler) -> list[TenantStats]:
     """One entry for each account that was heard of, the operator's included, by name."""
     pool = scheduler.kv.pool
     running = Counter(sequence.tenant for sequence in scheduler.running)
-    waiting = Counter(sequence.tenant for sequence in scheduler.waiting)
+    waiting: Counter[str] = Counter()
+    for (tenant, _), line in scheduler.waiting.lines.items():
+        waiting[tenant] += len(line)
     swapped = scheduler.kv.tiers.bytes_by_account()
     names = {account.name for account in pool.budgets.accounts} | running.keys() | waiting.keys()
     now = pool.metering.now()

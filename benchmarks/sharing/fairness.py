@@ -95,7 +95,7 @@ def run_once(
     scheduler.policy = policy
     names = {f"t{index}": weight for index, weight in enumerate(weights)}
     for name, weight in names.items():
-        policy.set_weight(name, weight)
+        policy.ledger.set_weight(name, weight)
     num_tokens = ask(engine, names, sizes, seed)
     watch = Watch(policy, names)
     watch.note(scheduler.waiting, scheduler.running)

@@ -44,7 +44,7 @@ class Town:
         self._requests = count()
         self._asked: Counter[str] = Counter()
         for index, demand in enumerate(demands):
-            self.policy.set_weight(f"{index}", demand.weight)
+            self.policy.ledger.set_weight(f"{index}", demand.weight)
 
     def ask(self, index: int, times: int = 1) -> list[Sequence]:
         return [self._ask(index) for _ in range(times)]

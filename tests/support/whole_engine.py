@@ -90,7 +90,7 @@ class WholeEngine:
     def add(self, request: GenerateRequest) -> Sequence:
         """Raises RequestRejected as the engine does."""
         self.engine.add(request)
-        return self.scheduler.waiting[-1]
+        return max(self.scheduler.waiting, key=lambda sequence: sequence.arrival)
 
     def step(self) -> None:
         alive = {s.request_id for s in [*self.scheduler.running, *self.scheduler.waiting]}

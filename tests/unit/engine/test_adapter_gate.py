@@ -149,7 +149,7 @@ def test_a_drain_ends_when_nobody_waits_for_it_any_more() -> None:
     entrance.clock.now = MAX_WAIT
     entrance.open("cold")
 
-    entrance.gate.forget_absent([user_of("hot")])
+    entrance.gate.forget_absent([adapter_ref("hot")])
 
     assert entrance.open("hot") is not None
 

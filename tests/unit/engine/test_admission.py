@@ -142,7 +142,7 @@ def test_a_base_prompt_that_is_being_computed_gives_way_to_nobody() -> None:
     prompt, small, large = (ask(made, t, n, 16) for t, n in ((OPERATOR, 8), ("a", 4), ("b", 4)))
     prompt.is_base_prompt = True
 
-    victim = choose_victim(small, [large, prompt], made.kv.pool.budgets, made.scheduler.policy)
+    victim = choose_victim(small, [large, prompt], made.kv.pool.budgets)
 
     assert victim is not prompt
 

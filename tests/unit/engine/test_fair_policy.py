@@ -317,9 +317,3 @@ def test_who_waited_for_an_adapter_has_no_credit_when_it_is_there() -> None:
     spreads = watch(town, num_steps=60)
 
     assert all(spread.is_within_the_bound for spread in spreads)
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_weight_is_a_finite_number_above_zero(weight: float) -> None:
-    with pytest.raises(ValueError, match="weight"):
-        FairPolicy().set_weight("tenant", weight)
