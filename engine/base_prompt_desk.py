@@ -126,16 +126,14 @@ class BasePromptDesk:
         return [*self._published(), *self._retired()]
 
     def stats(self) -> list[BasePromptStats]:
-        users, kv = self._users(), self._scheduler.kv
+        users = self._users()
         return [
             BasePromptStats(
                 info=self._info(prompt),
                 is_ready=prompt.is_ready,
                 is_retired=prompt.is_retired,
                 num_users=users[prompt.ref],
-                num_saved_blocks=sum(
-                    max(0, block.ref_count - 2) for block in kv.held_blocks(prompt.sequence)
-                ),
+                num_saved_blocks=self._num_saved_blocks(prompt),
             )
             for prompt in self._prompts
         ]
@@ -143,6 +141,18 @@ class BasePromptDesk:
     @property
     def num_saved_tokens(self) -> int:
         return self._num_saved_tokens
+
+    def _num_saved_blocks(self, prompt: BasePrompt) -> int:
+        kv = self._scheduler.kv
+        shared = set(kv.held_blocks(prompt.sequence))
+        holders = Counter(
+            block
+            for sequence in self._scheduler.running
+            if sequence.base_prompt == prompt.ref
+            for block in kv.held_blocks(sequence)
+            if block in shared
+        )
+        return sum(holders.values()) - len(holders)
 
     def _reserve(self) -> None:
         """Keeps the blocks that prompts still need to be computed out of the reach of floors that

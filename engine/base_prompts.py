@@ -17,7 +17,7 @@ class BasePrompt:
         self.sequence = sequence
         self.token_ids = tuple(sequence.token_ids)
         self.keys = keys  # of its full blocks
-        self.half: tuple[KVCacheBlock, ...] = ()  # per group its half-full end, once computed
+        self.end: tuple[KVCacheBlock, ...] = ()  # per group its last block, once computed
         self.is_ready = False  # computed, and its blocks kept
         self.is_retired = False  # taken by no new request
 
@@ -50,7 +50,7 @@ class BasePrompts:
         self._block_size = block_size
         self._prompts: dict[BasePromptRef, BasePrompt] = {}
         self._keys: Counter[bytes] = Counter()  # prompts that have a block
-        self._by_last_key: dict[bytes | None, list[BasePrompt]] = defaultdict(list)
+        self._by_key_before_end: dict[bytes | None, list[BasePrompt]] = defaultdict(list)
 
     def __contains__(self, key: object) -> bool:
         """Whether a key is that of a block of a published prompt."""
@@ -70,16 +70,16 @@ class BasePrompts:
         prompt = BasePrompt(ref, sequence, self._keys_of(sequence.token_ids))
         self._prompts[ref] = prompt
         self._keys.update(prompt.keys)
-        self._by_last_key[_last(prompt)].append(prompt)
+        self._by_key_before_end[self._key_before_end(prompt)].append(prompt)
         return prompt
 
     def remove(self, prompt: BasePrompt) -> None:
         del self._prompts[prompt.ref]
         self._keys -= Counter(prompt.keys)
-        ends = self._by_last_key[_last(prompt)]
-        ends.remove(prompt)
-        if not ends:
-            del self._by_last_key[_last(prompt)]
+        key = self._key_before_end(prompt)
+        self._by_key_before_end[key].remove(prompt)
+        if not self._by_key_before_end[key]:
+            del self._by_key_before_end[key]
 
     def beginning_of(self, token_ids: list[int]) -> BasePrompt | None:
         """The longest prompt that the tokens begin with and that takes requests."""
@@ -88,9 +88,9 @@ class BasePrompts:
         ]
         return max(begun, key=lambda prompt: prompt.num_tokens, default=None)
 
-    def half_full(self, last_key: bytes | None) -> list[BasePrompt]:
-        """Computed prompts with a half-full block behind the one of this key; None: behind none."""
-        return [prompt for prompt in self._by_last_key.get(last_key, ()) if prompt.half]
+    def ending_behind(self, key: bytes | None) -> list[BasePrompt]:
+        """Computed prompts whose last block is behind the one of this key; None: behind none."""
+        return [prompt for prompt in self._by_key_before_end.get(key, ()) if prompt.end]
 
     def _keys_of(self, token_ids: list[int]) -> list[bytes]:
         keys: list[bytes] = []
@@ -99,6 +99,6 @@ class BasePrompts:
             keys.append(self._scope.key(keys[-1] if keys else None, tokens, PUBLIC, BASE))
         return keys
 
-
-def _last(prompt: BasePrompt) -> bytes | None:
-    return prompt.keys[-1] if prompt.keys else None
+    def _key_before_end(self, prompt: BasePrompt) -> bytes | None:
+        num_before = (prompt.num_tokens - 1) // self._block_size
+        return prompt.keys[num_before - 1] if num_before else None

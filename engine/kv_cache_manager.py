@@ -124,7 +124,7 @@ class KVCacheManager:
         for group, row in enumerate(cached.blocks):
             table.num_passed[group] = self._num_passed(group, cached.num_tokens)
             table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
-            blocks = [*row, *cached.half[group : group + 1]]
+            blocks = [*row, *cached.end[group : group + 1]]
             for block in blocks:
                 if block is not self.pool.null_block:
                     self.pool.share(block, sequence.tenant)
@@ -212,8 +212,7 @@ class KVCacheManager:
         for block in self.held_blocks(sequence):
             if block.account != sequence.tenant:  # a tenant was quicker
                 self.pool.recharge(block, sequence.tenant)
-        if prompt.num_tokens % self.block_size:
-            prompt.half = tuple(row[-1] for row in table.blocks)
+        prompt.end = tuple(row[-1] for row in table.blocks)
         prompt.is_ready = True
 
     def take_copies(self) -> list[BlockCopy]:

@@ -35,7 +35,7 @@ class CachedPrefix:
 
     num_tokens: int  # that need not be computed
     blocks: list[list[KVCacheBlock]]  # per group; the null block where the window has passed
-    half: tuple[KVCacheBlock, ...] = ()  # per group the half-full end of a base prompt, if any
+    end: tuple[KVCacheBlock, ...] = ()  # per group the last block of a base prompt, if any
     fetches: tuple[Fetch, ...] = ()  # these have the null block in `blocks`: they need a new one
 
     @property
@@ -48,7 +48,7 @@ class CachedPrefix:
         ]
 
     def num_missing_blocks(self, peaks: list[int]) -> int:
-        """Blocks to be allocated, or copied from half-full ones, if each group is to hold its
+        """Blocks to be allocated, or copied from a base prompt's end, if each group is to hold its
         peak; one group's surplus is no other's."""
         return sum(
             max(0, peak - sum(block.block_id != NULL_BLOCK_ID for block in row))
@@ -57,7 +57,8 @@ class CachedPrefix:
 
 
 class PrefixLookup:
-    """Finds blocks by the keys of a sequence, and the half-full end of a base prompt."""
+    """Finds blocks by the keys of a sequence, and the end of a base prompt without one: a half-full
+    block has no key, and a whole one is not `num_cacheable` where nothing follows it."""
 
     def __init__(
         self,
@@ -84,14 +85,14 @@ class PrefixLookup:
             for group in range(len(self._groups))
         ]
         num_blocks = self._agree(looks, limit)
-        prompt = self._prompt_ending_in(sequence, num_blocks) if limit else None
-        if prompt is None:
+        prompt = self._prompt_ending_in(sequence, num_blocks)
+        if prompt is None or sequence.owes_prompt_logprobs:
             num_tokens = num_blocks * self._block_size
             rows, fetches = self._rows(looks, num_tokens, limit)
             return CachedPrefix(num_tokens, rows, fetches=fetches)
         num_tokens = min(prompt.num_tokens, sequence.num_tokens - 1)
         rows, fetches = self._rows(looks, num_tokens, num_blocks)
-        return CachedPrefix(num_tokens, rows, prompt.half, fetches)
+        return CachedPrefix(num_tokens, rows, prompt.end, fetches)
 
     def num_cacheable(self, sequence: Sequence) -> int:
         """Whole blocks that may come from the cache: the last token is always computed."""
@@ -152,11 +153,11 @@ class PrefixLookup:
         return rows, tuple(fetches)
 
     def _prompt_ending_in(self, sequence: Sequence, num_blocks: int) -> BasePrompt | None:
-        """The longest base prompt that begins the sequence and ends in its block `num_blocks`."""
+        """The longest base prompt that begins the sequence and whose end is block `num_blocks`."""
         keys = sequence.block_keys
         if keys.num_public < num_blocks:
             return None
-        ends = self._prompts.half_full(keys.base[num_blocks - 1] if num_blocks else None)
+        ends = self._prompts.ending_behind(keys.base[num_blocks - 1] if num_blocks else None)
         start = num_blocks * self._block_size
         for prompt in sorted(ends, key=lambda prompt: -prompt.num_tokens):
             end = prompt.num_tokens

@@ -48,16 +48,17 @@ def cached(choice: Choice) -> int:
     return choice.usage.cached_tokens
 
 
+@pytest.mark.parametrize("num_own", [1, 5])
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 20, 21, 22, 23])
 def test_every_tenant_shares_a_prompt_of_any_length_in_full(
-    engine: LLMEngine, cold: LLMEngine, length: int
+    engine: LLMEngine, cold: LLMEngine, length: int, num_own: int
 ) -> None:
-    prompt = (PROMPT + PROMPT)[:length]
+    prompt, own = (PROMPT + PROMPT)[:length], REST[:num_own]
     ref = publish(engine, prompt)
-    alone = run_one(cold, request([*prompt, *REST]))
+    alone = run_one(cold, request([*prompt, *own]))
 
     answers = [
-        run_one(engine, request(REST, tenant=name, namespace=name, base_prompt=ref))
+        run_one(engine, request(own, tenant=name, namespace=name, base_prompt=ref))
         for name in ("a", "b", "c")
     ]
 
@@ -84,15 +85,44 @@ def test_of_a_prompt_that_the_tokens_leave_whole_blocks_are_shared(
     assert cached(answer) == shared
 
 
+@pytest.mark.parametrize("length", [1, 2, BLOCK, BLOCK + 1, 20, 22])
 def test_a_request_of_nothing_but_the_prompt_computes_its_last_token(
+    engine: LLMEngine, cold: LLMEngine, length: int
+) -> None:
+    ref = publish(engine, PROMPT[:length])
+
+    answers = [run_one(engine, request([], namespace=name, base_prompt=ref)) for name in ("a", "b")]
+
+    assert [cached(answer) for answer in answers] == [length - 1] * 2
+    alone = run_one(cold, request(PROMPT[:length]))
+    assert {tuple(answer.token_ids) for answer in answers} == {tuple(alone.token_ids)}
+
+
+def test_a_named_prompt_is_put_before_tokens_that_begin_with_it(
     engine: LLMEngine, cold: LLMEngine
 ) -> None:
     ref = publish(engine, PROMPT)
 
-    answer = run_one(engine, request([], base_prompt=ref))
+    answer = run_one(engine, request([*PROMPT, *REST], base_prompt=ref))
 
-    assert cached(answer) == 21
-    assert answer.token_ids == run_one(cold, request(PROMPT)).token_ids
+    alone = run_one(cold, request([*PROMPT, *PROMPT, *REST]))
+    assert (cached(answer), answer.token_ids) == (22, alone.token_ids)
+
+
+@pytest.mark.parametrize("longer", [24, 28, 30])
+def test_of_two_prompts_that_the_tokens_begin_with_the_longer_is_used(
+    engine: LLMEngine, longer: int
+) -> None:
+    both = (PROMPT + PROMPT)[:longer]
+    publish(engine, both, version=2)
+    publish(engine, PROMPT)
+
+    answers = [run_one(engine, request([*prompt, *REST])) for prompt in (both, PROMPT)]
+    engine.add(request([*both, *REST], "user"))
+    users = {item.info.ref.version: item.num_users for item in engine.stats().base_prompts}
+
+    assert [cached(answer) for answer in answers] == [longer, 22]
+    assert users == {1: 0, 2: 1}
 
 
 def test_a_named_prompt_counts_as_prompt_tokens(engine: LLMEngine) -> None:
@@ -163,6 +193,17 @@ def test_its_blocks_are_one_copy_and_a_private_one_per_running_sequence(engine: 
     assert prompt.num_users == 4
     assert prompt.num_saved_blocks == 3 * (prompt.info.num_blocks - num_groups)
     assert running.base_prompt_saved_tokens == 4 * len(PROMPT)
+
+
+def test_nothing_is_saved_by_prompts_that_only_share_with_each_other(engine: LLMEngine) -> None:
+    first, second = publish(engine, PROMPT, version=1), publish(engine, PROMPT[:20], version=2)
+    idle = [item.num_saved_blocks for item in engine.stats().base_prompts]
+    for i, ref in enumerate((first, first, second)):
+        engine.add(request(REST, f"r{i}", namespace=f"n{i}", base_prompt=ref))
+    engine.step()
+    saved = [item.num_saved_blocks > 0 for item in engine.stats().base_prompts]
+
+    assert (idle, saved) == ([0, 0], [True, False])
 
 
 def test_the_same_prompt_again_changes_nothing(engine: LLMEngine) -> None:

@@ -49,7 +49,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         sequence = sequence_of(tokens, **identity)
         cached = self.kv.find_cached(sequence)
         assert cached.num_tokens < length
-        assert cached.half or cached.num_tokens % self.block_size == 0
+        assert cached.end or cached.num_tokens % self.block_size == 0
         if len(self.kv.unheld_accounts(cached)) <= self.kv.pool.num_free:
             admit(self.kv, sequence)
             self.sequences.append(sequence)
