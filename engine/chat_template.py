@@ -59,7 +59,7 @@ class ChatTemplate:
             extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
         )
         environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+        environment.globals["raise_exception"] = _raise
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -71,12 +71,14 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         variables: Mapping[str, object],
+        now: datetime,
     ) -> str:
         """Raises PromptRejected if the template refuses these messages."""
         if taken := RESERVED_NAMES & variables.keys():
             raise PromptRejected(f"The template sets {', '.join(sorted(taken))} itself.")
         values = {**self._variables, **variables}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        values["strftime_now"] = now.strftime
         try:
             return self._template.render(values)
         except jinja2.TemplateError as error:
@@ -90,10 +92,6 @@ class ChatTemplate:
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _to_json(  # Jinja's own escapes HTML characters

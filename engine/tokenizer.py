@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -82,16 +83,20 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        now: datetime | None = None,
     ) -> str:
         """The prompt's text with every special token in it: encode it without adding more.
 
         Args:
             variables: more names for the template, where it knows any.
+            now: what it takes for the time, where it asks; None: the time.
 
         Raises:
             PromptRejected: if the template refuses these messages.
         """
-        return self._chat_template.render(messages, add_generation_prompt, variables or {})
+        return self._chat_template.render(
+            messages, add_generation_prompt, variables or {}, now or datetime.now()
+        )
 
     def _add_missing_tokens(self, config: Mapping[str, Any]) -> None:
         known = {token.content for token in self._backend.get_added_tokens_decoder().values()}

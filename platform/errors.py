@@ -118,7 +118,9 @@ class BasePromptNotFound(ApiError):
     code = "base_prompt_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"There is no base prompt '{name}'.", "base_prompt")
+        super().__init__(
+            f"There is no base prompt '{name}'; GET /v1/base_prompts lists them.", "base_prompt"
+        )
 
 
 class NotFound(ApiError):

@@ -4,13 +4,16 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import PromptRejected
 from loraplex.engine.protocol import BasePromptRef, PublishBasePrompt
 from loraplex.engine.tokenizer import Tokenizer
 from loraplex.platform.errors import BasePromptNotFound, SettingsRefused
@@ -20,7 +23,8 @@ Messages = list[dict[str, Any]]
 
 _MESSAGES = TypeAdapter(Annotated[list[Message], Field(min_length=1)])
 _FIRST_VERSION = 1
-_BEGINNINGS = ("a", "1", "\n", "#", " ")  # of what a user may say next
+_ROLES = ("user", "system", "assistant")  # of the message that may come next
+_BEGINNINGS = ("a", "1", "\n", "#", " ")  # of what it may say
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,10 @@ class PromptSource:
         """
         is_messages = path.suffix == ".json"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode()
             if not is_messages:
+                if not text:
+                    raise SettingsRefused([f"{str(path)!r} is empty"])
                 return cls(text=text)
             messages = _MESSAGES.validate_python(json.loads(text))
         except OSError as error:
@@ -53,22 +59,34 @@ class PromptSource:
             raise SettingsRefused([f"{str(path)!r} is not valid {kind}: {error}"]) from error
         return cls(messages=tuple(message.for_template() for message in messages))
 
-    def token_ids(self, tokenizer: Tokenizer) -> list[int]:
+    def token_ids(self, tokenizer: Tokenizer, now: datetime) -> list[int]:
         """What every prompt that uses it begins with.
 
-        Of messages it is what the model's chat template puts first whatever the user says next.
+        Of messages it is what the model's chat template puts first whatever is said next, by
+        whomever it lets speak.
+
+        Args:
+            now: what the template takes for the time.
 
         Raises:
             PromptRejected: the chat template refuses the messages.
         """
         if not self.messages:
             return tokenizer.encode(self.text)
+
+        def chats(role: str) -> list[str]:
+            continuations = [{"role": role, "content": content} for content in _BEGINNINGS]
+            return [
+                tokenizer.render_chat([*self.messages, message], now=now)
+                for message in continuations
+            ]
+
+        found: list[str] = []
+        for role in _ROLES:
+            with suppress(PromptRejected):
+                found += chats(role)
         prompts = [
-            tokenizer.encode(
-                tokenizer.render_chat([*self.messages, {"role": "user", "content": content}]),
-                add_special_tokens=False,
-            )
-            for content in _BEGINNINGS
+            tokenizer.encode(chat, add_special_tokens=False) for chat in found or chats("user")
         ]
         return list(_common_beginning(prompts))
 
@@ -80,6 +98,11 @@ class BasePrompt:
     source: PromptSource
     ref: BasePromptRef
     token_ids: list[int]
+
+    @property
+    def published_at(self) -> datetime:
+        """The time for the chat template, so that a date in it does not end a version."""
+        return datetime.fromtimestamp(self.created)
 
 
 class BasePrompts:
@@ -110,13 +133,7 @@ class BasePrompts:
             RequestRejected: with the reason, if it is no prompt or too long.
             EngineUnavailable: if there is no engine to compute it.
         """
-        prompt = self._prompts.get(name) or BasePrompt(
-            name,
-            int(time.time()),
-            source,
-            BasePromptRef(prompt_id=f"bpr_{uuid.uuid4().hex}", version=_FIRST_VERSION),
-            source.token_ids(tokenizer),
-        )
+        prompt = self._prompts.get(name) or _first_version(name, source, tokenizer)
         await engine.publish_base_prompt(
             PublishBasePrompt(
                 request_id=f"base-prompts-{uuid.uuid4().hex}",
@@ -140,6 +157,13 @@ def read_prompts(paths: Mapping[str, Path]) -> dict[str, PromptSource]:
     if faults:
         raise SettingsRefused(faults)
     return found
+
+
+def _first_version(name: str, source: PromptSource, tokenizer: Tokenizer) -> BasePrompt:
+    created = int(time.time())
+    ref = BasePromptRef(prompt_id=f"bpr_{uuid.uuid4().hex}", version=_FIRST_VERSION)
+    token_ids = source.token_ids(tokenizer, datetime.fromtimestamp(created))
+    return BasePrompt(name, created, source, ref, token_ids)
 
 
 def _common_beginning(rows: Sequence[Sequence[int]]) -> Iterator[int]:

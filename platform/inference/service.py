@@ -12,9 +12,10 @@ from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from loraplex.engine.tokenizer import Tokenizer
 from loraplex.platform.auth import Principal
-from loraplex.platform.catalog.base_prompts import BasePrompt, BasePrompts
+from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable
+from loraplex.platform.inference.beginning import Beginning
 from loraplex.platform.inference.generation import Generation, Prompt
 from loraplex.platform.inference.limits import Limits
 from loraplex.platform.inference.sampling_fields import SamplingFields
@@ -35,7 +36,7 @@ class _Call:
     param: str  # which field holds the prompt
     principal: Principal
     model: Model
-    base_prompt: BasePrompt | None  # with which the prompt begins
+    beginning: Beginning | None
     limits: Limits
     priority: int
 
@@ -83,9 +84,7 @@ class InferenceService:
         )
         call.limits.check_sampling(sampling)
         loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(
-            self._threads, _render, tokenizer, body, call.base_prompt
-        )
+        prompt = await loop.run_in_executor(self._threads, _render, tokenizer, body, call.beginning)
         return _assemble(call, [prompt], sampling, default_tokens=None)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
@@ -98,7 +97,7 @@ class InferenceService:
         call.limits.check_sampling(sampling)
         loop = asyncio.get_running_loop()
         prompts = await loop.run_in_executor(
-            self._threads, _encode, tokenizer, body, call.base_prompt
+            self._threads, _encode, tokenizer, body, call.beginning
         )
         return _assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
 
@@ -114,57 +113,69 @@ class InferenceService:
             param=param,
             principal=principal,
             model=model,
-            base_prompt=self._base_prompt(body, model),
+            beginning=self._beginning(body, model),
             limits=Limits.of(info),
             priority=body.priority or 0,
         )
         return call, self._tokenizer
 
-    def _base_prompt(self, body: SamplingFields, model: Model) -> BasePrompt | None:
-        """What the request names, or else its model."""
-        name = body.base_prompt or model.base_prompt
+    def _beginning(self, body: SamplingFields, model: Model) -> Beginning | None:
+        """With the base prompt that the request names, or else its model's."""
+        is_named = body.base_prompt is not None
+        name = body.base_prompt if is_named else model.base_prompt
         if name is None:
             return None
-        base = self._base_prompts.resolve(name)
-        _refuse_other_kind(base, body)
-        return base
+        beginning = Beginning(self._base_prompts.resolve(name), is_named)
+        _refuse_other_kind(beginning, body)
+        return beginning
 
 
-def _refuse_other_kind(base: BasePrompt, body: SamplingFields) -> None:
-    has_messages = bool(base.source.messages)
+def _refuse_other_kind(beginning: Beginning, body: SamplingFields) -> None:
+    has_messages = bool(beginning.prompt.source.messages)
     if has_messages != isinstance(body, ChatCompletionRequest):
         kind = "messages, which begin chats" if has_messages else "a text, which begins completions"
-        raise InvalidRequest(f"The base prompt '{base.name}' is {kind} only.", "base_prompt")
+        whose = "" if beginning.is_named else f" of the model '{body.model}'"
+        raise InvalidRequest(
+            f"The base prompt '{beginning.prompt.name}'{whose} is {kind} only.",
+            "base_prompt" if beginning.is_named else "model",
+        )
 
 
-def _render(tokenizer: Tokenizer, body: ChatCompletionRequest, base: BasePrompt | None) -> Prompt:
+def _render(
+    tokenizer: Tokenizer, body: ChatCompletionRequest, beginning: Beginning | None
+) -> Prompt:
     """Raises InvalidRequest where the template does not let the base prompt come first."""
     own = [message.for_template() for message in body.messages]
     text = tokenizer.render_chat(
-        [*base.source.messages, *own] if base else own,
+        own if beginning is None else beginning.chat(own),
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
+        now=None if beginning is None else beginning.prompt.published_at,
     )
     token_ids = tokenizer.encode(text, body.add_special_tokens is True)
-    if base and token_ids[: len(base.token_ids)] != base.token_ids:
+    base = [] if beginning is None else beginning.prompt.token_ids
+    if beginning is not None and token_ids[: len(base)] != base:
         raise InvalidRequest(
-            f"With these messages the chat template does not begin with the base prompt "
-            f"'{base.name}'.",
-            "base_prompt",
+            f"With these messages and settings the chat template does not begin with the base "
+            f"prompt '{beginning.prompt.name}'.",
+            "messages",
         )
     return Prompt(token_ids, text)
 
 
-def _encode(tokenizer: Tokenizer, body: CompletionRequest, base: BasePrompt | None) -> list[Prompt]:
-    adds_special = body.add_special_tokens is not False and base is None
-    prompts = [
-        Prompt(tokenizer.encode(prompt, adds_special), prompt)
-        if isinstance(prompt, str)
-        else Prompt(prompt, "")
-        for prompt in body.prompt
-    ]
-    if base:
-        prompts = [Prompt([*base.token_ids, *prompt.token_ids], "") for prompt in prompts]
+def _encode(
+    tokenizer: Tokenizer, body: CompletionRequest, beginning: Beginning | None
+) -> list[Prompt]:
+    if beginning is not None:
+        prompts = [Prompt(beginning.completion(tokenizer, own), "") for own in body.prompt]
+    else:
+        adds_special = body.add_special_tokens is not False
+        prompts = [
+            Prompt(tokenizer.encode(own, adds_special), own)
+            if isinstance(own, str)
+            else Prompt(own, "")
+            for own in body.prompt
+        ]
     return [_for_echo(tokenizer, prompt) for prompt in prompts] if body.echo else prompts
 
 
@@ -179,7 +190,7 @@ def _for_echo(tokenizer: Tokenizer, prompt: Prompt) -> Prompt:
 def _assemble(
     call: _Call, prompts: list[Prompt], sampling: SamplingParams, default_tokens: int | None
 ) -> Generation:
-    base = call.base_prompt
+    base = call.beginning.prompt if call.beginning else None
     num_base_tokens = len(base.token_ids) if base else 0
     requests = [
         GenerateRequest(

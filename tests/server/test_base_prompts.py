@@ -124,6 +124,30 @@ def test_an_adapters_own_prompt_is_used_and_shared_with_the_base(
     assert text != complete(client, QUESTION, base_prompt="rules")[0]
 
 
+def test_an_adapters_own_prompt_is_not_put_before_itself(
+    client: OpenAI, tokenizer: Tokenizer
+) -> None:
+    own = tokenizer.encode(QUESTION, add_special_tokens=False)
+
+    written_out = [f"{RULES}{QUESTION}", [*tokenizer.encode(RULES), *own]]
+
+    answers = [complete(client, prompt, model="red")[:2] for prompt in (QUESTION, *written_out)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_messages_may_be_followed_by_other_rules(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="base",
+        messages=[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}],
+        max_tokens=1,
+        extra_body={"base_prompt": "chat"},
+    )
+
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens
+
+
 def test_how_an_adapter_acts_is_shown(shop: Server) -> None:
     with shop.http() as http:
         card = http.get("/v1/models/red").json()
@@ -131,9 +155,10 @@ def test_how_an_adapter_acts_is_shown(shop: Server) -> None:
     assert (card["activation"], card["base_prompt"]) == ("after_prompt", "rules")
 
 
-def test_an_unknown_name_is_not_found(client: OpenAI) -> None:
+@pytest.mark.parametrize("name", ["laws", "", "Rules", "../rules"])
+def test_an_unknown_name_is_not_found(client: OpenAI, name: str) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        complete(client, QUESTION, base_prompt="laws")
+        complete(client, QUESTION, base_prompt=name)
 
     assert (caught.value.code, caught.value.param) == ("base_prompt_not_found", "base_prompt")
 
@@ -141,3 +166,21 @@ def test_an_unknown_name_is_not_found(client: OpenAI) -> None:
 def test_a_prompt_of_the_other_kind_is_refused(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="is messages, which begin chats only"):
         complete(client, QUESTION, base_prompt="chat")
+
+
+def test_an_adapter_whose_own_prompt_is_of_the_other_kind_says_so(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'rules' of the model 'red'") as caught:
+        client.chat.completions.create(model="red", messages=[{"role": "user", "content": "Hi"}])
+
+    assert caught.value.param == "model"
+
+
+def test_a_chat_that_the_template_lets_not_begin_with_the_messages_is_refused(
+    client: OpenAI,
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="does not begin with the base prompt 'chat'"):
+        client.chat.completions.create(
+            model="base",
+            messages=[{"role": "user", "content": "Hi"}],
+            extra_body={"base_prompt": "chat", "add_special_tokens": True},
+        )
