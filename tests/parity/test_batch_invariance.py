@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.adapters import PEFT_NOISE, write_adapter
+from support.alike import assert_alike
 from support.architectures import VOCAB_SIZE, write_checkpoint
 from support.engines import Choice, make_engine, register, request, run, run_one
 
@@ -88,7 +89,7 @@ def test_answers_in_a_crowd_are_those_given_alone(
     for request_id, choices in together.items():
         assert len(choices) == len(alone[request_id])
         for given, expected in zip(choices, alone[request_id], strict=True):
-            _assert_same(given, expected)
+            assert_alike(given, expected)
 
 
 def test_nothing_is_left_behind(crowded: LLMEngine, refs: list[AdapterRef | None]) -> None:
@@ -165,23 +166,3 @@ def _alone(engine: LLMEngine, item: GenerateRequest) -> list[Choice]:
     if item.sampling.n == 1:
         return [run_one(engine, item)]
     return run(engine, [item])[item.request_id]
-
-
-def _assert_same(given: Choice, expected: Choice) -> None:
-    assert given.token_ids == expected.token_ids
-    assert given.text == expected.text
-    assert (given.finish_reason, given.stop_reason) == (
-        expected.finish_reason,
-        expected.stop_reason,
-    )
-    assert given.usage is not None
-    assert expected.usage is not None
-    assert given.usage.completion_tokens == expected.usage.completion_tokens
-    for ours, theirs in (
-        (given.logprobs, expected.logprobs),
-        (given.prompt_logprobs or [], expected.prompt_logprobs or []),
-    ):
-        assert [p and p.chosen.token_id for p in ours] == [p and p.chosen.token_id for p in theirs]
-        assert [p.chosen.logprob for p in ours if p] == pytest.approx(
-            [p.chosen.logprob for p in theirs if p], abs=2e-4
-        )

@@ -1,35 +1,51 @@
-"""A real model's answers are the same, to the bit, when its blocks leave and come back."""
+"""A real model's answers are the same when its sequences give way, at any step or at all of them.
 
-from collections.abc import Iterator
+To the bit where their blocks leave and come back; as near as the order of sums allows where they
+are computed again.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
 from support.adapters import PEFT_NOISE, write_adapter
+from support.alike import assert_alike
 from support.architectures import write_checkpoint
 from support.engines import Choice, make_engine, register, request, run
+from support.preempting import flush_cache, preempt_all
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.llm_engine import LLMEngine
-from loraplex.engine.protocol import GenerateRequest, TokenEvent
+from loraplex.engine.protocol import Event, FinishReason, GenerateRequest, TokenEvent
 
 pytestmark = PEFT_NOISE
 
-PROMPT = [(7 * i) % 61 + 1 for i in range(21)]
-STEPS = (1, 2, 5, 9)
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"logprobs": 3},
-    "penalties": {
-        "temperature": 1.0,
-        "seed": 11,
-        "repetition_penalty": 1.2,
-        "presence_penalty": 0.4,
-        "logprobs": 1,
-    },
-    "prompt logprobs": {"prompt_logprobs": 1},
-    "an adapter": {"logprobs": 1, "adapted": True},
-    "two choices": {"n": 2, "temperature": 1.0, "seed": 5},
+PROMPT = [(7 * i) % 61 + 1 for i in range(27)]
+CHUNK = 8  # tokens of the prompt in a step
+NUM_TOKENS = 24  # of the answer at least; then a stop string ends it
+EVERYTHING: dict[str, Any] = {
+    "temperature": 1.0,
+    "seed": 11,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "logprobs": 2,
+    "max_tokens": 40,
 }
+KINDS: dict[str, dict[str, Any]] = {
+    "one choice": {},
+    "two choices": {"n": 2},
+    "greedy": {"temperature": 0.0},
+    "prompt logprobs": {"prompt_logprobs": 1},
+    "an adapter": {"adapted": True},
+}
+NAMESPACES = map(str, count())  # a new one for each request, which so finds nothing cached
+ANY_STEP = [
+    kind if kind == "one choice" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
+]
+When = Callable[[int, list[Event]], bool]  # the number of the step, and what came of it
 
 
 @dataclass(frozen=True)
@@ -38,20 +54,16 @@ class Served:
     adapter: AdapterRef
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+def serve(
+    tmp_path_factory: pytest.TempPathFactory, architecture: str, **settings: Any
 ) -> Iterator[Served]:
-    """Blocks of one token: none is computed twice, so nothing can differ."""
-    base = write_checkpoint(tmp_path_factory.mktemp("base"), "gemma3_text")
+    base = write_checkpoint(tmp_path_factory.mktemp("base"), architecture)
     engine = make_engine(
         base,
         tmp_path_factory.mktemp("store") / "adapters",
-        dtype=request.param,
-        block_size=1,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=CHUNK,
         kv_cache_memory=1 << 20,
-        swap_memory=4 << 20,
+        **settings,
     )
     folder = tmp_path_factory.mktemp("adapter") / "a"
     write_adapter(base, folder, 1, r=4, target_modules="all-linear")
@@ -59,48 +71,124 @@ def served(
     engine.close()
 
 
-def swap_out(engine: LLMEngine) -> None:
-    """Preempts all that runs, and evicts what it leaves."""
-    scheduler, pool = engine._scheduler, engine._scheduler.kv.pool
-    for sequence in list(scheduler.running):
-        scheduler._preempt(sequence)
-    pool.release([pool.allocate("other") for _ in range(pool.num_available("other"))])
+@pytest.fixture(
+    scope="module",
+    params=[("gemma3_text", "float32"), ("gemma3_text", "bfloat16"), ("llama", "float32")],
+    ids=" ".join,
+)
+def swapping(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Blocks of one token: none is computed twice, so nothing can differ."""
+    architecture, dtype = request.param
+    settings = {"dtype": dtype, "block_size": 1, "swap_memory": 4 << 20}
+    yield from serve(tmp_path_factory, architecture, **settings)
 
 
-def interrupted(engine: LLMEngine, item: GenerateRequest, step: int) -> list[Choice]:
-    """The choices of a request that is swapped out after some steps."""
+@pytest.fixture(scope="module", params=["gemma3_text", "llama"])
+def forgetful(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Nothing is below the device: what leaves it is computed again."""
+    yield from serve(tmp_path_factory, request.param)
+
+
+def ended_by_a_stop_string(served: Served, kind: str) -> dict[str, Any]:
+    """The request's options; the string is one that the answer has late, and nowhere before."""
+    options = EVERYTHING | KINDS[kind]
+    if options.pop("adapted", False):
+        options["adapter"] = served.adapter
+    free = run(served.engine, [request(PROMPT, "free", namespace=next(NAMESPACES), **options)])
+    text = free["free"][0].text
+    end = next(n for n in count(2 * len(text) // 3) if text.find(text[n : n + 2]) == n)
+    return options | {"stop": (text[end : end + 2],)}
+
+
+def interrupted(engine: LLMEngine, item: GenerateRequest, when: When) -> list[Choice]:
+    """The choices of a request that loses all its blocks behind each such step."""
     choices = [Choice() for _ in range(item.sampling.n)]
     engine.add(item)
-    events = [event for _ in range(step) for event in engine.step()]
-    swap_out(engine)
-    while engine.has_work:
-        events += engine.step()
-    for event in events:
-        assert isinstance(event, TokenEvent)
-        choices[event.index].add(event)
+    for number in count(1):
+        events = engine.step()
+        for event in events:
+            assert isinstance(event, TokenEvent)
+            choices[event.index].add(event)
+        if not engine.has_work:
+            break
+        if when(number, events):
+            preempt_all(engine._scheduler)
+            flush_cache(engine._scheduler)
     return choices
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_swapped_blocks_give_the_same_bits(served: Served, kind: str) -> None:
-    engine, options = served.engine, dict(KINDS[kind])
-    if options.pop("adapted", False):
-        options["adapter"] = served.adapter
-    alone = run(engine, [request(PROMPT, "alone", namespace=f"{kind} alone", **options)])["alone"]
+def at_every_step(number: int, events: list[Event]) -> bool:
+    """Apart from those that a lost prompt takes to be computed again."""
+    return number * CHUNK < len(PROMPT) or bool(events)
+
+
+def num_steps(choices: list[Choice]) -> int:
+    assert choices[0].finish_reason is FinishReason.STOP
+    assert len(choices[0].token_ids) >= NUM_TOKENS
+    longest = max(len(choice.token_ids) for choice in choices)
+    return -(-len(PROMPT) // CHUNK) + longest - 1
+
+
+@pytest.mark.parametrize("kind", ANY_STEP)
+def test_blocks_that_left_at_any_step_give_the_same_bits(swapping: Served, kind: str) -> None:
+    engine, options = swapping.engine, ended_by_a_stop_string(swapping, kind)
+    alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
     before = engine.stats().swap_in_bytes
 
-    for step in STEPS:
-        item = request(PROMPT, f"{step}", namespace=f"{kind} {step}", **options)
-        assert interrupted(engine, item, step) == alone
+    for step in range(1, num_steps(alone)):
+        item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
+        assert interrupted(engine, item, lambda number, _, at=step: number == at) == alone
 
     assert engine.stats().swap_in_bytes > before
 
 
-def test_no_tier_gives_the_base_model_what_an_adapter_left(served: Served) -> None:
-    engine = served.engine
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_that_left_at_every_step_give_the_same_bits(swapping: Served, kind: str) -> None:
+    engine, options = swapping.engine, ended_by_a_stop_string(swapping, kind)
+    alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
+    before = engine.stats().swap_in_bytes
+
+    item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
+    assert interrupted(engine, item, at_every_step) == alone
+
+    assert engine.stats().swap_in_bytes > before
+
+
+@pytest.mark.parametrize("kind", ANY_STEP)
+def test_blocks_that_were_lost_at_any_step_are_computed_again(forgetful: Served, kind: str) -> None:
+    engine, options = forgetful.engine, ended_by_a_stop_string(forgetful, kind)
+    alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
+
+    for step in range(1, num_steps(alone)):
+        item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
+        found = interrupted(engine, item, lambda number, _, at=step: number == at)
+        for given, expected in zip(found, alone, strict=True):
+            assert_alike(given, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_that_were_lost_at_every_step_are_computed_again(
+    forgetful: Served, kind: str
+) -> None:
+    engine, options = forgetful.engine, ended_by_a_stop_string(forgetful, kind)
+    alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
+
+    item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
+    found = interrupted(engine, item, at_every_step)
+
+    for given, expected in zip(found, alone, strict=True):
+        assert_alike(given, expected)
+
+
+def test_no_tier_gives_the_base_model_what_an_adapter_left(swapping: Served) -> None:
+    engine = swapping.engine
     cold = run(engine, [request(PROMPT, "cold", namespace="cold")])["cold"]
-    run(engine, [request(PROMPT, "adapted", namespace="shared", adapter=served.adapter)])
-    swap_out(engine)
+    run(engine, [request(PROMPT, "adapted", namespace="shared", adapter=swapping.adapter)])
+    flush_cache(engine._scheduler)
 
     base = run(engine, [request(PROMPT, "base", namespace="shared")])["base"]
 

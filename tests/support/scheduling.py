@@ -163,6 +163,9 @@ class SchedulerHarness:
             self.step()
         raise AssertionError("the work does not end")
 
+    def close(self) -> None:
+        """Lets go of a disk, where there is one."""
+
     def take_memory(self) -> None:
         """Takes all free blocks, so that the next one needed costs a preemption."""
         self.hoard += [self.kv.pool.allocate("hoard") for _ in range(self.kv.pool.num_free)]

@@ -31,7 +31,7 @@ class SwappingHarness(SchedulerHarness):
         assert isinstance(self.model, ToyModel)
         device, self.recompute = self.model.storage, RecomputeCost()
         arena = HostArena(num_host_slots, device.widths, torch.int64, pinned=False)
-        transfers = self.model.transfers = HostTransfers(device, arena.storage)
+        self.transfers = self.model.transfers = HostTransfers(device, arena.storage)
         size = self.kv.block_size
         identity = SwapIdentity(
             kv_format="toy",
@@ -41,7 +41,7 @@ class SwappingHarness(SchedulerHarness):
             block_bytes=device.bytes_per_block,
         )
         self.swap = SwapManager(
-            transfers,
+            self.transfers,
             arena,
             SwapCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
             self.kv.pool.metering,
@@ -50,12 +50,19 @@ class SwappingHarness(SchedulerHarness):
         self.kv.tiers = self.swap
         self.kv.pool.on_evict = self.swap.keep
 
+    def close(self) -> None:
+        self.swap.close()
+
+    def settle(self) -> None:
+        """Lets what was evicted arrive below, as a step would."""
+        self.transfers.move(self.swap.take_moves())
+        self.swap.begin_step()
+
     def flush_device(self) -> None:
         """Evicts all that is cached on the device, and lets it arrive below."""
         self.take_memory()
         self.give_memory_back()
-        self.step()
-        self.swap.begin_step()
+        self.settle()
 
     def flush_host(self) -> None:
         """Evicts what the usual tenant has in host memory, and lets it be written."""

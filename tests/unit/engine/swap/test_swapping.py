@@ -5,57 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scheduling import Answer, SchedulerHarness, Setup, generate_request, undisturbed
+from support.preempting import flush_cache, preempt_all
+from support.scheduling import Answer, SchedulerHarness, generate_request, undisturbed
 from support.swapping import SwappingHarness
 
 from loraplex.engine.swap import disk_tier
 from loraplex.engine.swap.segment import Record
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"max_tokens": 10, "ignore_eos": True},
-    "penalties": {
-        "temperature": 1.0,
-        "seed": 7,
-        "repetition_penalty": 1.3,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.5,
-        "max_tokens": 10,
-    },
-    "logprobs and a stop string": {"logprobs": 2, "stop": ("e t",), "max_tokens": 10},
-    "prompt logprobs": {"prompt_logprobs": 1, "max_tokens": 6},
-    "three choices": {"n": 3, "temperature": 1.0, "seed": 1, "max_tokens": 8},
-    "an adapter": {"adapter": "a", "max_tokens": 8},
-}
 
 
 def answers(harness: SchedulerHarness, request_id: str, n: int = 1) -> list[Answer]:
     return [harness.answers[request_id, index] for index in range(n)]
-
-
-def swap_out(harness: SwappingHarness) -> None:
-    """Preempts all that runs, and evicts what it leaves behind."""
-    while harness.scheduler.running:
-        harness.take_memory()
-        harness.step()
-    harness.take_memory()
-    harness.give_memory_back()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_being_swapped_at_any_step_cannot_be_seen(kind: str) -> None:
-    request = generate_request("r", PROMPT, **KINDS[kind])
-    alone, num_hits = undisturbed(request), 0
-    for step in range(1, 13):
-        harness = SwappingHarness(Setup(max_num_batched_tokens=8))
-        harness.add(request)
-        for _ in range(step):
-            harness.step()
-        swap_out(harness)
-        harness.run()
-        assert answers(harness, "r", request.sampling.n) == alone
-        num_hits += harness.swap.counts().host_hits
-    assert num_hits > 10
 
 
 def test_what_is_fetched_counts_as_cached() -> None:
@@ -75,7 +36,8 @@ def test_a_return_from_preemption_leaves_the_usage_as_it_was() -> None:
     harness = SwappingHarness()
     sequence = harness.add(generate_request("r", PROMPT, max_tokens=12, ignore_eos=True))
     harness.step()
-    swap_out(harness)
+    preempt_all(harness.scheduler)
+    flush_cache(harness.scheduler)
 
     harness.run()
 
