@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import secrets
 from dataclasses import dataclass
 from typing import NewType
 
@@ -24,11 +23,11 @@ class Principal:
 class ApiKeyAuthenticator:
     """Knows one tenant with one key. Tenants with keys of their own take this place later."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, namespace: str) -> None:
         self._digest = _digest(key)
         self.principal = Principal(
             tenant=TenantId("default"),
-            namespace=secrets.token_hex(16),
+            namespace=namespace,
             key_id="default",
             scopes=frozenset({"inference:write", "adapters:read"}),
         )

@@ -25,6 +25,7 @@ from loraplex.platform.config import Settings
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.namespace import kept_namespace
 
 MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
 
@@ -37,14 +38,14 @@ class Deployment:
         on_progress: told how far the engine's start is.
 
     Raises:
-        SettingsRefused: where settings do not fit each other.
+        SettingsRefused: where settings do not fit each other, or the data folder cannot be used.
     """
 
     def __init__(
         self, settings: Settings, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
         self.settings = settings
-        self.authenticator = ApiKeyAuthenticator(settings.key)
+        self.authenticator = ApiKeyAuthenticator(settings.key, kept_namespace(settings.home_folder))
         self.catalog = Catalog(settings.served_model_name, settings.adapter_store)
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
