@@ -114,7 +114,8 @@ class Admission:
         """
         tenant = sequence.tenant
         demand = Counter(self._kv.unheld_accounts(cached))
-        demand[tenant] += self._missing(sequence, cached.num_missing_blocks, held=0)
+        held = demand.total()
+        demand[tenant] += self._missing(sequence, cached.num_missing_blocks, held)
         for other in running:
             demand[other.tenant] += self._promised(other)
         if not self._budgets.keeps_ceiling(tenant, demand[tenant]):

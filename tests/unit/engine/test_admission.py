@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kv import FULL
+from support.preempting import preempt_all
 from support.scheduling import SchedulerHarness, Setup, generate_request
 
 from loraplex.engine.budgets import OPERATOR
@@ -206,6 +207,18 @@ def test_a_sequence_ends_where_its_tenants_memory_does(tenant: str, longest: int
     made = harness(TenantShare("capped", ceiling=5), TenantShare("sure", floor=4))
 
     assert made.scheduler.admission.longest(ask(made, tenant, 1)) == longest
+
+
+def test_choices_that_gave_way_before_they_parted_come_back_to_what_is_cached_of_them() -> None:
+    """Both as long as they may be would not fit; the blocks that they find count, too."""
+    made = harness(setup=Setup(num_blocks=8, groups=FULL, max_num_batched_tokens=9))
+    sequence = made.add(generate_request("r", [3] * 12, n=2, max_tokens=20, ignore_eos=True))
+    made.step()
+    preempt_all(made.scheduler)
+
+    output = made.scheduler.schedule()
+
+    assert (output.impossible, is_running(sequence)) == ([], True)
 
 
 @settings(max_examples=25, deadline=None)
