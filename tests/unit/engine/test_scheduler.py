@@ -7,7 +7,6 @@ from support.kv import FULL
 from support.scheduling import SchedulerHarness, Setup, generate_request, undisturbed
 from support.word_tokenizer import EOS
 
-from loraplex.engine.protocol import FinishReason
 from loraplex.engine.sequence import SequenceStatus
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -80,27 +79,6 @@ def test_neighbours_cannot_be_seen(kind: str) -> None:
     for request in requests:
         found = answers_of(harness, request.request_id, request.sampling.n)
         assert found == undisturbed(request)
-
-
-def test_a_stop_string_across_tokens_and_a_preemption_is_found() -> None:
-    free = undisturbed(generate_request("r", PROMPT, max_tokens=10, ignore_eos=True))[0].text
-    words = free.split(" ")
-    stop = f"{words[5][-1]} {words[6][0]}"
-    request = generate_request("r", PROMPT, max_tokens=10, ignore_eos=True, stop=(stop,))
-    harness = SchedulerHarness(Setup(block_size=1))
-    harness.add(request)
-    for _ in range(5):
-        harness.step()
-
-    harness.take_memory()
-    harness.step()
-    harness.give_memory_back()
-    harness.run()
-
-    answer = harness.answers["r", 0]
-    assert harness.scheduler.num_preemptions == 1
-    assert answer.text == free[: free.index(stop)]
-    assert (answer.finish_reason, answer.stop_reason) == (FinishReason.STOP, stop)
 
 
 @pytest.mark.parametrize("priority", [0, -1])
