@@ -102,6 +102,23 @@ def test_a_raised_floor_is_clawed_back_in_the_round_in_which_it_is_needed() -> N
     assert (output.num_preempted, sum(map(is_running, borrowers))) == (2, 1)
 
 
+def test_claw_back_does_not_wait_until_a_borrower_needs_another_block() -> None:
+    made = harness()
+    prompt = [3] * (6 * BLOCK - 3)  # room for three tokens more
+    borrowers = [
+        made.add(generate_request(f"b{i}", prompt, tenant="busy", namespace=f"b{i}"))
+        for i in range(3)
+    ]
+    made.step()
+    made.kv.pool.set_shares([TenantShare("quiet", floor=8)])
+    wanted = ask(made, "quiet", 6)
+
+    made.step()
+
+    assert is_running(wanted)
+    assert sum(map(is_running, borrowers)) == 2
+
+
 def test_a_raised_floor_takes_nothing_while_nobody_needs_it() -> None:
     made = harness()
     borrowers = [ask(made, "busy", 4) for _ in range(3)]
@@ -219,6 +236,17 @@ def test_choices_that_gave_way_before_they_parted_come_back_to_what_is_cached_of
     output = made.scheduler.schedule()
 
     assert (output.impossible, is_running(sequence)) == ([], True)
+
+
+@pytest.mark.parametrize(("ceiling", "fits"), [(16, True), (15, False)])
+def test_what_passes_behind_a_window_need_not_fit(ceiling: int, fits: bool) -> None:
+    """Ten blocks in one group; in the other six, for a window of 6 tokens and a step of 16."""
+    made = harness(TenantShare("capped", ceiling=ceiling), setup=Setup(max_num_batched_tokens=16))
+    sequence = ask(made, "capped", 9)
+
+    assert (made.scheduler.admission.refusal(sequence) is None) == fits
+    if fits:
+        made.run()
 
 
 @settings(max_examples=25, deadline=None)
