@@ -75,7 +75,7 @@ class DiskTier:
         self._identity = identity
         self._clock = clock
         self._index: dict[BlockKey, _Place] = {}
-        self._order: FairLRU[_Segment] = FairLRU()
+        self._order: FairLRU[_Segment] = FairLRU(clock)
         self._gathering: dict[str, _Gathering] = {}
         self._writing: list[_Writing] = []
         self._num_bytes = 0
@@ -244,7 +244,7 @@ class DiskTier:
         self._folder = None
         self._index.clear()
         self._gathering.clear()
-        self._order, self._num_bytes = FairLRU(), 0
+        self._order, self._num_bytes = FairLRU(self._clock), 0
         self._num_queued_bytes = sum(len(w.records) for w in self._writing) * record_bytes(
             self._identity
         )

@@ -1,5 +1,6 @@
 """HostTier: the book of KV blocks in host memory."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,13 +28,18 @@ class HostTier:
     when a slot is needed is up to `FairLRU`: a tenant cannot flush what others have.
     """
 
-    def __init__(self, num_slots: int, on_evict: Callable[[HostBlock], None]) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        on_evict: Callable[[HostBlock], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`on_evict` is called with a block just before its slot is given to another."""
         self.num_slots = num_slots
         self._on_evict = on_evict
         self._free = list(range(num_slots - 1, -1, -1))
         self._blocks: dict[BlockKey, HostBlock] = {}
-        self._order: FairLRU[BlockKey] = FairLRU()
+        self._order: FairLRU[BlockKey] = FairLRU(clock)
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -52,7 +52,7 @@ class SwapManager(LowerTiers):
     ) -> None:
         self.costs = costs
         self.transfers = transfers
-        self.host = HostTier(arena.storage.num_blocks, self._spill)
+        self.host = HostTier(arena.storage.num_blocks, self._spill, clock)
         self.disk = disk
         self.arena = arena
         self._metering = metering
@@ -98,7 +98,6 @@ class SwapManager(LowerTiers):
             self._num_dropped += 1
         else:
             self._offloads[block.block_id] = reserved
-            self._metering.note_swap(block.account, bytes_out=self._block_bytes)
 
     def find(self, key: BlockKey, token_ids: tuple[int, ...]) -> TierBlock | None:
         """As `LowerTiers.find`."""
@@ -150,8 +149,7 @@ class SwapManager(LowerTiers):
 
     def fetch(self, block: TierBlock, block_id: int) -> None:
         """As `LowerTiers.fetch`."""
-        self._fetches[block_id] = here = _here(block)
-        self._metering.note_swap(here.account, bytes_in=self._block_bytes)
+        self._fetches[block_id] = _here(block)
 
     def take_moves(self) -> BlockMoves:
         """As `LowerTiers.take_moves`."""
@@ -161,6 +159,10 @@ class SwapManager(LowerTiers):
         )
         self._leaving += self._offloads.values()
         self._coming += self._fetches.values()
+        for block in self._offloads.values():
+            self._metering.note_swap(block.account, bytes_out=self._block_bytes)
+        for block in self._fetches.values():
+            self._metering.note_swap(block.account, bytes_in=self._block_bytes)
         self._num_out += len(moves.offloads)
         self._num_in += len(moves.fetches)
         self._offloads, self._fetches = {}, {}

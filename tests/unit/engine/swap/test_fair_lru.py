@@ -4,8 +4,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.swap import Clock
 
-from loraplex.engine.swap.fair_lru import FairLRU
+from loraplex.engine.swap.fair_lru import MAX_IDLE, FairLRU
 
 ACCOUNTS = ["a", "b", "c"]
 KEYS = st.integers(0, 9)
@@ -73,13 +74,33 @@ def test_an_account_takes_from_itself_or_from_one_that_has_more(
     assert order.victim(account) == victim
 
 
+def test_what_nobody_used_for_long_leaves_first_whoever_has_it() -> None:
+    clock = Clock()
+    order: FairLRU[int] = FairLRU(clock)
+    for number, account in enumerate(["gone", "gone", "quiet"]):
+        order.add(number, account)
+    clock.now = MAX_IDLE / 2
+    order.touch(2)
+
+    clock.now = MAX_IDLE
+    for number in range(10, 20):
+        order.add(number, "busy")
+        victim = order.victim("busy")
+        assert victim is not None
+        order.discard(victim)
+
+    assert order.usage == {"quiet": 1, "busy": 2}
+
+
 class FairLRUMachine(RuleBasedStateMachine):
     """Beside it a list of entries in the order of use, from which all can be counted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.order: FairLRU[int] = FairLRU()
+        self.clock = Clock()
+        self.order: FairLRU[int] = FairLRU(self.clock)
         self.entries: dict[int, str] = {}  # its account
+        self.last_use: dict[int, float] = {}
         self.held: set[int] = set()
 
     @rule(key=KEYS, account=st.sampled_from(ACCOUNTS))
@@ -87,6 +108,7 @@ class FairLRUMachine(RuleBasedStateMachine):
         if key not in self.entries:
             self.order.add(key, account, size=key + 1)
             self.entries[key] = account
+            self.last_use[key] = self.clock.now
 
     @rule(key=KEYS)
     def discard(self, key: int) -> None:
@@ -105,13 +127,21 @@ class FairLRUMachine(RuleBasedStateMachine):
         if key in self.held:
             self.order.let_go(key)
             self.held.remove(key)
-            self.entries[key] = self.entries.pop(key)
+            self.use(key)
 
     @rule(key=KEYS)
     def touch(self, key: int) -> None:
         if key in self.entries and key not in self.held:
             self.order.touch(key)
-            self.entries[key] = self.entries.pop(key)
+            self.use(key)
+
+    def use(self, key: int) -> None:
+        self.entries[key] = self.entries.pop(key)
+        self.last_use[key] = self.clock.now
+
+    @rule(seconds=st.sampled_from([1.0, MAX_IDLE]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
 
     @invariant()
     def usage_is_the_sum_of_the_entries(self) -> None:
@@ -120,12 +150,15 @@ class FairLRUMachine(RuleBasedStateMachine):
         assert self.order.usage == {account: size for account, size in usage.items() if size}
 
     @invariant()
-    def the_victim_is_the_oldest_free_entry_of_the_largest_account(self) -> None:
+    def the_victim_is_idle_for_long_or_the_oldest_free_entry_of_the_largest_account(self) -> None:
         free = [key for key in self.entries if key not in self.held]
         victim = self.order.victim()
 
         if victim is None:
             assert not free
+            return
+        if self.clock.now - self.last_use[free[0]] >= MAX_IDLE:
+            assert victim == free[0]
             return
         owner, usage = self.entries[victim], self.order.usage
         assert usage[owner] == max(usage[self.entries[key]] for key in free)
