@@ -29,6 +29,7 @@ class DiskFolder:
         Raises:
             OSError: there is none to be had.
         """
+        self._parent = parent
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for number in range(_MAX_ENGINES):
             folder = parent / str(number)
@@ -41,21 +42,22 @@ class DiskFolder:
                 continue
             self.path = folder
             self._lock = lock
-            self._next = 1 + max((int(p.stem) for p in self._segments()), default=0)
+            self._next = 1 + max((int(p.stem) for p in _segments(folder)), default=0)
             return
         raise OSError(f"{_MAX_ENGINES} engines use {parent} already")
 
     def find(self, identity: SwapIdentity) -> list[FoundSegment]:
-        """What an earlier engine left that is of use to one of this identity, oldest first. All
+        """What earlier engines left that is of use to one of this identity, oldest first. All
         else is deleted.
 
         Raises:
             OSError: the folder cannot be used.
         """
+        self._take_over()
         for unfinished in self.path.glob("*.tmp"):
             unfinished.unlink()
         found = []
-        for path in self._segments():
+        for path in _segments(self.path):
             try:
                 found.append(FoundSegment(path, read_header(path, identity)))
             except BadSegment as reason:
@@ -72,5 +74,20 @@ class DiskFolder:
         """Lets another engine use the folder."""
         self._lock.release()
 
-    def _segments(self) -> list[Path]:
-        return sorted(p for p in self.path.glob(f"*{_SUFFIX}") if p.stem.isdigit())
+    def _take_over(self) -> None:
+        """Moves here what lies in folders that nobody uses, or it would stay outside all limits."""
+        for folder in self._parent.iterdir():
+            if folder == self.path or not folder.name.isdigit():
+                continue
+            try:
+                with FileLock(folder / "lock", timeout=0):
+                    for path in _segments(folder):
+                        path.rename(self.new_path())
+                    for unfinished in folder.glob("*.tmp"):
+                        unfinished.unlink()
+            except Timeout:
+                continue
+
+
+def _segments(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())

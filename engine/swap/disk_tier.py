@@ -15,6 +15,7 @@ from loraplex.engine.swap.segment import (
     SwapIdentity,
     read_records,
     record_bytes,
+    segment_bytes,
     write_segment,
 )
 
@@ -47,7 +48,7 @@ class _Gathering:
 class _Writing:
     records: list[Record]
     segment: _Segment
-    done: Future[int]  # bytes of the file
+    done: Future[None]
 
 
 _Place = Record | tuple[_Segment, int]  # in memory until it is written; then its place in a file
@@ -71,6 +72,7 @@ class DiskTier:
         self.num_written_bytes = 0
         self.num_read_bytes = 0
         self.num_discarded = 0  # blocks that were damaged
+        self.num_dropped = 0  # blocks that were taken in, and then no room could be made for
         self._limit = limit_bytes
         self._identity = identity
         self._clock = clock
@@ -78,6 +80,7 @@ class DiskTier:
         self._order: FairLRU[_Segment] = FairLRU(clock)
         self._gathering: dict[str, _Gathering] = {}
         self._writing: list[_Writing] = []
+        self._deleting: list[Future[None]] = []
         self._num_bytes = 0
         self._num_queued_bytes = 0
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swap-write")
@@ -156,6 +159,10 @@ class DiskTier:
         for writing in [writing for writing in self._writing if writing.done.done()]:
             self._writing.remove(writing)
             self._finish(writing)
+        for deleted in [deleted for deleted in self._deleting if deleted.done()]:
+            self._deleting.remove(deleted)
+            if (error := deleted.exception()) is not None:
+                self._turn_off(error)
         if self._folder is not None:
             now = self._clock()
             for account, gathering in list(self._gathering.items()):
@@ -196,43 +203,79 @@ class DiskTier:
     def _restore(self, folder: DiskFolder) -> None:
         for found in folder.find(self._identity):
             size, header = found.path.stat().st_size, found.header
-            self._take_in(_Segment(found.path, header.account, header.keys, size))
+            segment = _Segment(found.path, header.account, header.keys, size)
+            if self._make_room(segment):
+                self._take_in(segment)
+            else:
+                self._delete(segment)
 
     def _write(self, account: str, folder: DiskFolder) -> None:
+        """Hands a file to the thread that writes, behind the deletions that it needs: so the limit
+        is kept at every moment."""
         records = self._gathering.pop(account).records
-        path = folder.new_path()
-        segment = _Segment(path, account, [record.key for record in records], 0)
-        done = self._writer.submit(write_segment, path, self._identity, account, records)
-        self._writing.append(_Writing(records, segment, done))
+        keys = [record.key for record in records]
+        size = segment_bytes(self._identity, account, keys)
+        segment = _Segment(folder.new_path(), account, keys, size)
+        if self._make_room(segment):
+            done = self._writer.submit(
+                write_segment, segment.path, self._identity, account, records
+            )
+            self._writing.append(_Writing(records, segment, done))
+        else:
+            self.num_dropped += len(records)
+            self._unqueue(records)
+            for record in records:
+                self._forget(record.key, record)
+
+    def _make_room(self, segment: _Segment) -> bool:
+        """Counts a file, which is held until `_take_in`, and deletes others until the limit is
+        kept; False, and the file is not counted, where these are too few."""
+        self._order.add(segment, segment.account, segment.num_bytes)
+        self._order.hold(segment)
+        self._num_bytes += segment.num_bytes
+        while self._num_bytes > self._limit:
+            victim = self._order.victim(segment.account)
+            if victim is None:
+                self._order.discard(segment)
+                self._num_bytes -= segment.num_bytes
+                return False
+            self._drop(victim)
+        return True
 
     def _finish(self, writing: _Writing) -> None:
-        self._num_queued_bytes -= len(writing.records) * record_bytes(self._identity)
+        self._unqueue(writing.records)
         error = writing.done.exception()
         if error is not None:
             self._turn_off(error)
         elif self._folder is not None:
-            writing.segment.num_bytes = writing.done.result()
             self.num_written_bytes += writing.segment.num_bytes
             self._take_in(writing.segment)
 
     def _take_in(self, segment: _Segment) -> None:
-        """Puts a file's blocks into the index, then deletes files until the limit is kept."""
+        """Puts the blocks of a file that is there into the index."""
         for place, key in enumerate(segment.keys):
             known = self._index.get(key)
             if known is None or isinstance(known, Record):
                 self._index[key] = (segment, place)
-        self._order.add(segment, segment.account, segment.num_bytes)
-        self._num_bytes += segment.num_bytes
-        while self._num_bytes > self._limit and (victim := self._order.victim()) is not None:
-            self._drop(victim)
+        self._order.let_go(segment)
 
     def _drop(self, segment: _Segment) -> None:
         for place, key in enumerate(segment.keys):
-            if self._index.get(key) == (segment, place):
-                del self._index[key]
+            self._forget(key, (segment, place))
         self._order.discard(segment)
         self._num_bytes -= segment.num_bytes
-        self._writer.submit(segment.path.unlink, missing_ok=True)
+        self._delete(segment)
+
+    def _delete(self, segment: _Segment) -> None:
+        self._deleting.append(self._writer.submit(segment.path.unlink, missing_ok=True))
+
+    def _forget(self, key: BlockKey, place: _Place) -> None:
+        """A block is no longer at this place; it may be at another."""
+        if self._index.get(key) == place:
+            del self._index[key]
+
+    def _unqueue(self, records: list[Record]) -> None:
+        self._num_queued_bytes -= len(records) * record_bytes(self._identity)
 
     def _turn_off(self, error: BaseException) -> None:
         if self._is_broken:

@@ -51,16 +51,14 @@ class BadSegment(Exception):
     """A file that is no segment of ours, or no longer one; the message says why."""
 
 
-def write_segment(path: Path, identity: SwapIdentity, account: str, records: list[Record]) -> int:
-    """Writes a file that is there in whole or not at all, and returns its length. It is not forced
-    to the disk: what a crash leaves behind is checked when it is read.
+def write_segment(path: Path, identity: SwapIdentity, account: str, records: list[Record]) -> None:
+    """Writes a file that is there in whole or not at all. It is not forced to the disk: what a
+    crash leaves behind is checked when it is read.
 
     Raises:
         OSError: it cannot be written; nothing stays behind.
     """
-    header = msgspec.msgpack.encode(
-        SegmentHeader(identity, account, [record.key for record in records])
-    )
+    header = _header(identity, account, [record.key for record in records])
     unfinished = path.with_suffix(".tmp")
     try:
         with unfinished.open("wb") as file:
@@ -71,12 +69,16 @@ def write_segment(path: Path, identity: SwapIdentity, account: str, records: lis
                 file.write(_digest_of(record.key, tokens, record.content))
                 file.write(tokens)
                 file.write(record.content)
-            size = file.tell()
         unfinished.rename(path)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise
-    return size
+
+
+def segment_bytes(identity: SwapIdentity, account: str, keys: list[BlockKey]) -> int:
+    """The length of a file of these blocks."""
+    header = _header(identity, account, keys)
+    return _PREFIX.size + len(header) + len(keys) * record_bytes(identity)
 
 
 def read_header(path: Path, identity: SwapIdentity) -> SegmentHeader:
@@ -128,6 +130,10 @@ def read_records(
 
 def record_bytes(identity: SwapIdentity) -> int:
     return _DIGEST + 4 * identity.block_size + identity.block_bytes
+
+
+def _header(identity: SwapIdentity, account: str, keys: list[BlockKey]) -> bytes:
+    return msgspec.msgpack.encode(SegmentHeader(identity, account, keys))
 
 
 def _parse(record: bytes, identity: SwapIdentity, key: BlockKey) -> Record | None:

@@ -1,8 +1,14 @@
 """Blocks on disk survive a restart, keep to the limit, and never stop the engine."""
 
 import logging
+import os
+import resource
+import subprocess
+import sys
 from collections import Counter
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +18,7 @@ from support.swap import IDENTITY, Clock, key_of, read, record_of, reopen
 
 from loraplex.engine.swap import disk_tier
 from loraplex.engine.swap.disk_tier import DiskTier
-from loraplex.engine.swap.segment import record_bytes
+from loraplex.engine.swap.segment import record_bytes, write_segment
 
 PLENTY = 1 << 20
 ACCOUNT = "tenant"
@@ -128,6 +134,98 @@ def test_the_file_used_longest_ago_leaves_first(tmp_path: Path) -> None:
         put(tier, 100 + tier.num_written_bytes)
 
     assert key_of(1) in tier
+
+
+def test_the_files_never_exceed_the_limit_while_a_storm_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, seen = 40 * record_bytes(IDENTITY), [0]
+
+    def write(path: Path, *arguments: Any) -> None:
+        write_segment(path, *arguments)
+        seen.append(sum(file.stat().st_size for file in path.parent.iterdir()))
+
+    monkeypatch.setattr(disk_tier, "write_segment", write)
+    monkeypatch.setattr(disk_tier, "SEGMENT_BYTES", 3 * record_bytes(IDENTITY))
+    tier = DiskTier(tmp_path / "swap", limit, IDENTITY)
+    for number in count():
+        tier.put("abc"[number % 3], record_of(number))
+        tier.collect()
+        if len(seen) > 50:
+            break
+    tier.close()
+
+    assert limit / 2 < max(seen) <= limit
+
+
+def test_a_file_that_cannot_be_deleted_turns_the_tier_off(tmp_path: Path) -> None:
+    """Or it would stay, and no longer be counted."""
+    tier = DiskTier(tmp_path / "swap", 2 * 500, IDENTITY)
+    put(tier, 1)
+    (file,) = files(tmp_path)
+    file.unlink()
+    file.mkdir()
+
+    for number in range(2, 8):
+        tier.put(ACCOUNT, record_of(number))
+        tier.flush()
+
+    assert not tier.is_on
+
+
+def test_what_engines_that_are_gone_left_behind_is_taken_over(tmp_path: Path) -> None:
+    engines = [DiskTier(tmp_path / "swap", PLENTY, IDENTITY) for _ in range(3)]
+    for number, engine in enumerate(engines):
+        put(engine, number)
+    for gone in engines[:2]:
+        gone.close()
+
+    restarted = DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+
+    assert read(restarted, [0, 1]) == [record_of(0), record_of(1)]
+    assert [path.parent.name for path in files(tmp_path)] == ["0", "0", "2"]
+    assert key_of(2) not in restarted
+
+
+def test_an_engine_that_is_killed_while_it_writes_leaves_nothing_that_is_wrong(
+    tmp_path: Path,
+) -> None:
+    endless = (
+        "import itertools, sys; from pathlib import Path; from support.swap import *\n"
+        "tier = DiskTier(Path(sys.argv[1]), 1 << 20, IDENTITY)\n"
+        "for number in itertools.count():\n"
+        "    tier.put('tenant', record_of(number)); tier.flush()\n"
+    )
+    path = os.pathsep.join(sys.path)
+    engine = subprocess.Popen(
+        [sys.executable, "-c", endless, str(tmp_path)], env=os.environ | {"PYTHONPATH": path}
+    )
+    while len(files(tmp_path)) < 50:
+        assert engine.poll() is None
+    engine.kill()
+    engine.wait()
+
+    restarted = DiskTier(tmp_path, PLENTY, IDENTITY)
+    found = [number for number in range(10_000) if key_of(number) in restarted]
+
+    assert len(found) >= 50
+    assert read(restarted, found) == [record_of(number) for number in found]
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def test_a_full_disk_turns_the_tier_off_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        put(tier, 1)
+        put(tier, *range(2, 9))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert (tier.is_on, key_of(1) in tier) == (False, False)
+    names = sorted(path.name for path in (tmp_path / "swap" / "0").iterdir())
+    assert names == ["000000000001.kv", "lock"]
 
 
 def test_a_tenant_that_floods_the_disk_leaves_another_its_blocks(tmp_path: Path) -> None:
