@@ -69,6 +69,35 @@ def test_an_adapter_after_the_prompt_is_lora_on_the_keys_and_values_of_the_base(
     assert_equal(answer, base_then_lora(base, everywhere, TOKENS[:length], REST, answer))
 
 
+def test_behind_the_prompt_embeddings_and_lm_head_are_adapted_too(
+    engine: LLMEngine, base: Path, tmp_path: Path
+) -> None:
+    targets = ["embed_tokens", "k_proj", "lm_head"]
+    folder = write_adapter(base, tmp_path / "ends", r=8, target_modules=targets)
+    prompt = publish(engine, TOKENS[:22])
+    ref = register(engine, folder, activation=Activation.AFTER_PROMPT).ref
+
+    answer = run_one(engine, ask(REST, adapter=ref, base_prompt=prompt))
+
+    assert_equal(answer, base_then_lora(base, folder, TOKENS[:22], REST, answer))
+
+
+def test_of_nothing_but_the_prompt_the_first_token_is_the_base_models(
+    engine: LLMEngine, base: Path, everywhere: Path
+) -> None:
+    prompt = publish(engine, TOKENS[:22])
+    ref = register(engine, everywhere, activation=Activation.AFTER_PROMPT).ref
+
+    answer = run_one(engine, ask([], adapter=ref, base_prompt=prompt))
+    plain = run_one(engine, ask([], base_prompt=prompt))
+
+    assert answer.token_ids[0] == plain.token_ids[0]
+    assert answer.token_ids[1:] != plain.token_ids[1:]
+    first = Choice(token_ids=answer.token_ids[:1])
+    rest = Choice(token_ids=answer.token_ids[1:], logprobs=answer.logprobs[1:])
+    assert_equal(rest, base_then_lora(base, everywhere, TOKENS[:22], first.token_ids, rest))
+
+
 def test_without_a_base_prompt_it_acts_from_the_first_token(
     engine: LLMEngine, base: Path, everywhere: Path
 ) -> None:
@@ -103,14 +132,22 @@ def test_a_base_prompt_that_the_tokens_begin_with_counts_and_so_does_an_adapters
     assert all(choices[0].usage.cached_tokens == 22 for choices in answers.values())  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("start", [15, 16, 17])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([], id="at the beginning"),
+        *(TOKENS[:start] for start in (15, 16, 17)),
+        pytest.param(TOKENS[:21], id="over the end of a chunk"),
+        pytest.param([*INVOCATION, *TOKENS[:11], *INVOCATION, *TOKENS[11:13]], id="several times"),
+    ],
+)
 @pytest.mark.parametrize("chunk", [11, slow(64)])
 def test_an_activated_adapter_is_peft_wherever_its_point_lies_in_block_and_chunk(
-    base: Path, tmp_path: Path, start: int, chunk: int
+    base: Path, tmp_path: Path, before: list[int], chunk: int
 ) -> None:
     config = {"target_modules": "all-linear", "alora_invocation_tokens": INVOCATION}
     folder = write_adapter(base, tmp_path / "activated", r=8, **config)
-    prompt = [*TOKENS[:start], *INVOCATION, *REST]
+    prompt = [*before, *INVOCATION, *REST]
     engine = make_engine(base, tmp_path / "store", max_num_batched_tokens=chunk)
     ref = register(engine, folder).ref
     run_one(engine, ask(prompt))
@@ -122,7 +159,7 @@ def test_an_activated_adapter_is_peft_wherever_its_point_lies_in_block_and_chunk
     engine.close()
 
     assert first.usage is not None
-    assert first.usage.cached_tokens == start // BLOCK * BLOCK
+    assert first.usage.cached_tokens == len(before) // BLOCK * BLOCK
     logits = peft_logits(base, folder, torch.tensor([[*prompt, *first.token_ids]]))[0]
     assert_equal(first, logits)
     assert all(other.token_ids == first.token_ids for other in others)
@@ -171,8 +208,10 @@ def test_adapters_above_a_frontier_take_memory_for_the_layers_above_alone(tmp_pa
     for size in (1, NUM_LAYERS):
         engine = make_engine(base, tmp_path / "store", kv_group_size=size)
         refs = [register(engine, folder).ref for folder in folders]
+        run(engine, [ask(REST, f"load {i}", adapter=ref) for i, ref in enumerate(refs)])
         for i, ref in enumerate([None, *refs]):
             engine.add(ask(TOKENS[:30], f"r{i}", adapter=ref, max_tokens=60))
+            engine.step()  # who begins in one step shares nothing yet
         for _ in range(10):
             engine.step()
         stats = engine.stats()
@@ -180,6 +219,67 @@ def test_adapters_above_a_frontier_take_memory_for_the_layers_above_alone(tmp_pa
         engine.close()
 
     assert layers_held[1] - layers_held[0] == 3 * 7 * 4  # adapters, whole blocks, layers below
+
+
+def test_an_invocation_that_is_generated_activates_nothing(base: Path, tmp_path: Path) -> None:
+    engine = make_engine(base, tmp_path / "store")
+    plain = run_one(engine, ask(TOKENS[:18]))
+    config = {"target_modules": "all-linear", "alora_invocation_tokens": plain.token_ids[:2]}
+    ref = register(engine, write_adapter(base, tmp_path / "activated", r=8, **config)).ref
+
+    answer = run_one(engine, ask(TOKENS[:18], adapter=ref))
+    told = [*TOKENS[:18], *answer.token_ids]
+    turns = [run_one(engine, ask(told, adapter=name)) for name in (ref, None)]
+    engine.close()
+
+    assert answer.token_ids == plain.token_ids
+    assert turns[0].token_ids != turns[1].token_ids
+
+
+def test_adapters_of_all_modes_share_steps_and_prompts_exactly(base: Path, tmp_path: Path) -> None:
+    activated = {"target_modules": "all-linear", "alora_invocation_tokens": INVOCATION}
+    upper = {"target_modules": LINEARS, "layers_to_transform": [4, 5]}
+    folders = {
+        "always": write_adapter(base, tmp_path / "always", 1, target_modules="all-linear"),
+        "invocation": write_adapter(base, tmp_path / "invocation", 2, **activated),
+        "upper": write_adapter(base, tmp_path / "upper", 3, **upper),
+    }
+    tokens = [*TOKENS[:22], *INVOCATION, *REST]
+    engine = make_engine(base, tmp_path / "store", kv_group_size=1, max_num_batched_tokens=19)
+    prompt = publish(engine, TOKENS[:22])
+    refs = {name: register(engine, folder).ref for name, folder in folders.items()}
+    refs["after"] = register(
+        engine, folders["always"], adapter_id="after", activation=Activation.AFTER_PROMPT
+    ).ref
+    requests = [
+        ask(tokens, f"{name} {space}", namespace=space, adapter=ref, max_tokens=9)
+        for space in "xy"
+        for name, ref in {"base": None, **refs}.items()
+    ]
+
+    together = run(engine, requests)
+    engine.close()
+
+    points = {"base": len(tokens), "after": 22}
+    folders |= {"base": folders["always"], "after": folders["always"]}
+    for request_id, (answer,) in together.items():
+        name = request_id.split()[0]
+        point = points.get(name, 0)
+        before, behind = tokens[:point], tokens[point:]
+        expected = (
+            peft_logits(base, folders[name], torch.tensor([[*tokens, *answer.token_ids]]))[0]
+            if name == "invocation"
+            else base_then_lora(base, folders[name], before, behind, answer)
+        )
+        assert_equal(answer, expected)
+    shared = {
+        request_id: answer.usage.cached_tokens
+        for request_id, (answer,) in together.items()
+        if answer.usage
+    }
+    assert prompt.version == 1
+    assert {shared[f"{name} x"] for name in ("base", "invocation", "after")} == {22}
+    assert {shared[f"{name} x"] for name in ("always", "upper")} == {0}
 
 
 def ask(prompt: list[int], request_id: str = "r", **options: Any) -> Any:
