@@ -123,7 +123,7 @@ class SchedulerHarness:
         self.num_cached: dict[str, int] = {}
         self.hoard: list[KVCacheBlock] = []
 
-    def add(self, request: GenerateRequest, adapter_start: int = 0) -> Sequence:
+    def add(self, request: GenerateRequest, adapter_start: int = 0, frontier: int = 0) -> Sequence:
         sampling = request.sampling
         detokenizer = Detokenizer(
             TOKENIZER,
@@ -137,6 +137,7 @@ class SchedulerHarness:
             seed=RequestSeeds(0).of(request),
             max_len=MAX_MODEL_LEN,
             adapter_start=adapter_start,
+            frontier=frontier,
         )
         self.scheduler.add(sequence)
         return sequence
@@ -190,12 +191,15 @@ class SchedulerHarness:
 
 
 def undisturbed(
-    request: GenerateRequest, adapter_start: int = 0, groups: list[KVGroup] | None = None
+    request: GenerateRequest,
+    adapter_start: int = 0,
+    frontier: int = 0,
+    groups: list[KVGroup] | None = None,
 ) -> list[Answer]:
     """The request's choices when it has an engine to itself, in one prefill and cold."""
     harness = SchedulerHarness(
         Setup(max_num_batched_tokens=256, max_logits_rows=256, groups=groups or GROUPS)
     )
-    harness.add(request, adapter_start)
+    harness.add(request, adapter_start, frontier)
     harness.run()
     return [harness.answers[request.request_id, i] for i in range(request.sampling.n)]

@@ -1,5 +1,7 @@
 """A scheduler at work above host memory and a disk: real tiers, and a toy model's numbers."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ class SwappingHarness(SchedulerHarness):
         num_host_slots: int = 200,
         folder: Path | None = None,
         disk_bytes: int = 1 << 20,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`folder`: of the disk tier; None: there is none."""
         super().__init__(setup)
@@ -45,7 +48,8 @@ class SwappingHarness(SchedulerHarness):
             arena,
             SwapCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
             self.kv.pool.metering,
-            disk=None if folder is None else DiskTier(folder, disk_bytes, identity),
+            disk=None if folder is None else DiskTier(folder, disk_bytes, identity, clock),
+            clock=clock,
         )
         self.kv.tiers = self.swap
         self.kv.pool.on_evict = self.swap.keep

@@ -46,6 +46,11 @@ class ToyModel:
         self._slots = slots
         self._sampler = sampler
 
+    def inherit(self, earlier: "ToyModel") -> None:
+        """Knows what the model of an earlier engine knew of the blocks that it left on a disk:
+        whose each mark is, and what was published."""
+        self._marks, self._published = earlier._marks, earlier._published
+
     @property
     def storage(self) -> BlockStorage:
         """The same numbers, as memory that can be swapped."""

@@ -6,15 +6,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from support.adapter_slots import NamedSlots
+from support.executors import AtOnce, OnDemand
 from support.kv import MAX_MODEL_LEN, TOKENIZER
 from support.scheduling import Answer, Setup
+from support.swap import Clock
 from support.swapping import SwappingHarness
+from support.toy_adapters import ToyAdapters
+from support.toy_model import ToyModel
 from support.word_tokenizer import EOS, VOCAB_SIZE
 
-from loraplex.adapters.manager import LoRAStats
-from loraplex.adapters.manifest import Activation, AdapterRef
-from loraplex.engine import llm_engine
+from loraplex.engine import adapter_desk, llm_engine
 from loraplex.engine.assembly import EngineParts
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.kv_cache_manager import KVCacheManager
@@ -26,38 +27,12 @@ from loraplex.engine.protocol import (
     TenantShare,
     TokenEvent,
 )
+from loraplex.engine.recompute_cost import RecomputeCost
 from loraplex.engine.scheduler import ModelRunnerOutput, SchedulerOutput
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.swap import disk_tier
 
-INVOCATION = [3, 3]
-
-
-class ToyAdapters:
-    """The door to adapters that have slots and terms, but no weights: "b" acts behind the base
-    prompt, "c" from its invocation on, all others on every token."""
-
-    def __init__(self, slots: NamedSlots) -> None:
-        self._slots = slots
-
-    def info(self, ref: AdapterRef) -> SimpleNamespace:
-        activations = {"b": Activation.AFTER_PROMPT, "c": Activation.INVOCATION}
-        activation = activations.get(ref.adapter_id, Activation.ALWAYS)
-        return SimpleNamespace(activation=activation, frontier=0)
-
-    def manifest(self, ref: AdapterRef) -> SimpleNamespace:
-        return SimpleNamespace(invocation_tokens=INVOCATION)
-
-    def prepare(self, ref: AdapterRef) -> bool:
-        return self._slots.prepare(ref)
-
-    def load_error(self, ref: AdapterRef) -> None:
-        return None
-
-    def stats(self) -> LoRAStats:
-        return LoRAStats(*[0] * 7)
-
-    def close(self) -> None:
-        pass
+SECONDS_PER_STEP = 0.25
 
 
 class FloorChecker:
@@ -75,25 +50,58 @@ class FloorChecker:
 
 
 class WholeEngine:
-    """Steps the engine, keeps what it says, and checks its books after every step."""
+    """Steps the engine, keeps what it says, and checks its books after every step.
 
-    def __init__(self, setup: Setup, num_host_slots: int) -> None:
-        harness = SwappingHarness(setup, num_host_slots=num_host_slots)
-        self.setup, self.slots = setup, harness.slots
-        self.scheduler, self.kv, self.swap = harness.scheduler, harness.kv, harness.swap
-        self.budgets = self.kv.pool.budgets
-        self.engine = _engine_over(harness)
+    Nothing depends on time or threads: each step takes as long as any other, and the disk does one
+    read in each.
+    """
+
+    def __init__(self, setup: Setup, num_host_slots: int, folder: Path, disk_bytes: int) -> None:
+        self.setup = setup
+        self._num_host_slots, self._folder, self._disk_bytes = num_host_slots, folder, disk_bytes
         self.answers: dict[tuple[str, int], Answer] = {}
         self.failures: dict[str, RequestFailed] = {}
         self.outcomes: list[Event] = []  # of all that is no request
+        self._clock = Clock()
+        self._open()
+
+    def _open(self) -> None:
+        self._disk_reads = OnDemand()
+        threads = {"swap-write": AtOnce(), "swap-read": self._disk_reads}
+        with patch.object(
+            disk_tier,
+            "ThreadPoolExecutor",
+            lambda max_workers, thread_name_prefix: threads[thread_name_prefix],
+        ):
+            harness = SwappingHarness(
+                self.setup,
+                num_host_slots=self._num_host_slots,
+                folder=self._folder,
+                disk_bytes=self._disk_bytes,
+                clock=self._clock,
+            )
+        assert isinstance(harness.model, ToyModel)
+        self.model, self.slots = harness.model, harness.slots
+        self.scheduler, self.kv, self.swap = harness.scheduler, harness.kv, harness.swap
+        self.budgets = self.kv.pool.budgets
+        self.engine = _engine_over(harness)
+
+    def restart(self) -> None:
+        """Another engine over the same disk; what was asked of the old one gets no answer."""
+        self.engine.close()
+        earlier = self.model
+        self._open()
+        self.model.inherit(earlier)
 
     def add(self, request: GenerateRequest) -> Sequence:
         """Raises RequestRejected as the engine does."""
         self.engine.add(request)
         return max(self.scheduler.waiting, key=lambda sequence: sequence.arrival)
 
-    def step(self) -> None:
+    def step(self, *, is_disk_stalled: bool = False) -> None:
         alive = {s.request_id for s in [*self.scheduler.running, *self.scheduler.waiting]}
+        self._clock.now += SECONDS_PER_STEP
+        self._disk_reads.work(not is_disk_stalled)
         for event in self.engine.step():
             match event:
                 case TokenEvent():
@@ -144,11 +152,11 @@ def _engine_over(harness: SwappingHarness) -> LLMEngine:
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
-    adapters: Any = ToyAdapters(harness.slots)
+    adapters: Any = ToyAdapters(harness.slots, harness.scheduler)
     runner: Any = FloorChecker(harness)
     warmth: Any = SimpleNamespace(prepare=lambda: False)
     parts = EngineParts(
-        loaded, TOKENIZER, Path(), adapters, harness.scheduler, runner, harness.recompute, warmth
+        loaded, TOKENIZER, Path(), adapters, harness.scheduler, runner, RecomputeCost(), warmth
     )
     config = EngineConfig(
         model="toy",
@@ -157,5 +165,8 @@ def _engine_over(harness: SwappingHarness) -> LLMEngine:
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
     )
-    with patch.object(llm_engine, "assemble", lambda config, on_progress: parts):
+    with (
+        patch.object(llm_engine, "assemble", lambda config, on_progress: parts),
+        patch.object(adapter_desk, "ThreadPoolExecutor", lambda **options: AtOnce()),
+    ):
         return LLMEngine(config)
