@@ -25,7 +25,10 @@ class ServiceLedger:
         self._services: dict[str, Service] = {}
 
     def of(self, tenant: str) -> Service:
-        return self._services.setdefault(tenant, Service())
+        service = self._services.get(tenant)
+        if service is None:
+            service = self._services[tenant] = Service()
+        return service
 
     @property
     def tenants(self) -> list[str]:

@@ -2,9 +2,10 @@
 
     python benchmarks/sharing/fairness.py MODEL [--threads N] [--repeats N] [--save FILE] [--quick]
 
-Two and five tenants, of equal weight and of weights 1 and 3, ask for more than there is: every
-other one for long prompts and short answers, the rest for the opposite. All requests are there at
-the start, one tenant's after the other's. Runs of `fair` and `fcfs` alternate.
+Two and five tenants, of equal weight and of weights 1 and 3, ask for more than there is, by turns
+for long prompts and answers and for short ones. All requests are there at the start, one
+tenant's after the other's. Runs of `fair` and `fcfs` alternate, and `fair / fcfs` is the median of
+the ratios of neighbours. Both do the same work, so `steps` says how full the rows were.
 
 `gap`: of two tenants that both have requests waiting, the largest difference of what they were
 served over any stretch of time, in prompt tokens (a sampled one counts twice) by weight. `bound`:
@@ -16,7 +17,8 @@ import argparse
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, cycle, islice
+from operator import truediv
 from statistics import median
 
 from driver import open_engine, parser, random_prompt, request, save, show
@@ -26,6 +28,7 @@ from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.policy import FCFSPolicy, SchedulingPolicy
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.service_ledger import price
+from loraplex.engine.waiting_queue import WaitingQueue
 
 POLICIES: dict[str, type[SchedulingPolicy]] = {"fair": FairPolicy, "fcfs": FCFSPolicy}
 CASES: dict[str, tuple[float, ...]] = {
@@ -39,17 +42,20 @@ NUM_ROWS = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    shapes: tuple[tuple[int, int], ...]  # prompt and output tokens of every other tenant's requests
-    tokens: int  # that a tenant of weight 1 asks for, about
+    shapes: tuple[tuple[int, int], ...]  # prompt and output tokens, by turns
+    tokens: int  # that all tenants ask for together, about
 
 
-FULL = Sizes(((256, 16), (64, 48)), 2400)
-QUICK = Sizes(((12, 2), (4, 5)), 120)
+# So many that the rows are full to the end under either policy: else a whole wave more or less
+# would be a matter of which request happens to be the last.
+FULL = Sizes(((160, 40), (80, 20)), 7000)
+QUICK = Sizes(((12, 2), (4, 5)), 240)
 
 
 @dataclass(frozen=True)
 class Run:
-    tokens_per_second: float  # prompt and output tokens of all tenants
+    steps: int
+    tokens_per_second: float  # of prompts and answers, of all tenants
     gap: float
     bound: float
 
@@ -62,9 +68,8 @@ class Watch:
         self._extremes: dict[tuple[str, str], tuple[float, float]] = {}
         self._stakes = dict.fromkeys(weights, 0.0)
 
-    def note(self, waiting: list[Sequence], running: list[Sequence]) -> None:
-        backlogged = sorted({sequence.tenant for sequence in waiting})
-        for pair in combinations(backlogged, 2):
+    def note(self, waiting: WaitingQueue, running: list[Sequence]) -> None:
+        for pair in combinations(sorted(waiting.tenants), 2):
             now = self._service(pair[0]) - self._service(pair[1])
             low, high = self._extremes.get(pair, (now, now))
             self._extremes[pair] = min(low, now), max(high, now)
@@ -99,26 +104,27 @@ def run_once(
     num_tokens = ask(engine, names, sizes, seed)
     watch = Watch(policy, names)
     watch.note(scheduler.waiting, scheduler.running)
-    start = time.perf_counter()
+    num_steps, start = 0, time.perf_counter()
     while engine.has_work:
         engine.step()
+        num_steps += 1
         watch.note(scheduler.waiting, scheduler.running)
     seconds = time.perf_counter() - start
     gap, bound = watch.largest_gap()
-    return Run(round(num_tokens / seconds, 1), round(gap), round(bound))
+    return Run(num_steps, round(num_tokens / seconds, 1), round(gap), round(bound))
 
 
 def ask(engine: LLMEngine, names: dict[str, float], sizes: Sizes, seed: int) -> int:
     """Adds each tenant's requests, in proportion to its weight; returns their tokens in all."""
+    rounds = sizes.tokens / sum(map(sum, sizes.shapes)) / sum(names.values())
     total = 0
     for place, (name, weight) in enumerate(names.items()):
-        prompt, output = sizes.shapes[place % len(sizes.shapes)]
-        count = max(2, round(sizes.tokens * weight / price(prompt, output, 0)))
-        for index in range(count):
+        count = round(rounds * weight) * len(sizes.shapes)
+        for index, (prompt, output) in enumerate(islice(cycle(sizes.shapes), place, place + count)):
             number = seed * 100_000 + place * 1_000 + index
             tokens = random_prompt(engine, prompt, number)
             engine.add(request(f"{name} {number}", tokens, output, tenant=name))
-        total += count * (prompt + output)
+            total += prompt + output
     return total
 
 
@@ -130,7 +136,7 @@ def paper_bound(weights: tuple[float, ...], sizes: Sizes) -> float:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--repeats", type=int, default=2, help="runs of each policy")
+    options.add_argument("--repeats", type=int, default=3, help="runs of each policy")
     chosen = options.parse_args()
     sizes = QUICK if chosen.quick else FULL
     figures = measure(chosen, sizes)
@@ -140,6 +146,8 @@ def main() -> None:
         "bound",
         "paper",
         "fcfs gap",
+        "fair steps",
+        "fcfs steps",
         "fair tok/s",
         "fcfs tok/s",
         "fair / fcfs",
@@ -155,9 +163,9 @@ def measure(chosen: argparse.Namespace, sizes: Sizes) -> list[dict[str, object]]
         for number, (case, weights) in enumerate(CASES.items(), 1):
             runs: dict[str, list[Run]] = {name: [] for name in POLICIES}
             for repeat in range(chosen.repeats):
-                for name, policy in POLICIES.items():
+                for name in list(POLICIES)[:: -1 if repeat % 2 else 1]:
                     seed = 10 * number + repeat + 1000 * (name == "fcfs")
-                    runs[name].append(run_once(engine, policy(), weights, sizes, seed))
+                    runs[name].append(run_once(engine, POLICIES[name](), weights, sizes, seed))
             figures.append(summary(case, weights, sizes, runs))
     return figures
 
@@ -166,16 +174,18 @@ def summary(
     case: str, weights: tuple[float, ...], sizes: Sizes, runs: dict[str, list[Run]]
 ) -> dict[str, object]:
     worst = max(runs["fair"], key=lambda run: run.gap / run.bound)
-    fair, fcfs = (median(run.tokens_per_second for run in runs[name]) for name in POLICIES)
+    fair, fcfs = ([run.tokens_per_second for run in runs[name]] for name in POLICIES)
     return {
         "tenants": case,
         "gap": worst.gap,
         "bound": worst.bound,
         "paper": round(paper_bound(weights, sizes)),
         "fcfs_gap": max(run.gap for run in runs["fcfs"]),
-        "fair_tok_s": round(fair, 1),
-        "fcfs_tok_s": round(fcfs, 1),
-        "ratio": round(fair / fcfs, 3),
+        "fair_steps": median(run.steps for run in runs["fair"]),
+        "fcfs_steps": median(run.steps for run in runs["fcfs"]),
+        "fair_tok_s": median(fair),
+        "fcfs_tok_s": median(fcfs),
+        "ratio": round(median(map(truediv, fair, fcfs)), 3),
     }
 
 

@@ -6,13 +6,15 @@ All requests are there at the start, with more of them than rows. What the rows 
 their number times the tokens of the longest request. `enough` has that much KV memory, the other
 two have it over 1.5: `swap` with host memory below the pool, `recompute` without. Runs of the three
 alternate over the same requests: once with answers of three lengths, once with equal ones, whose
-memory grows in step. `tokens computed` counts those twice that were computed again.
+memory grows in step. `÷ enough` is the median of the ratios of neighbouring runs. `rows` is how
+many sequences ran per step. `tokens computed` counts those twice that were computed again.
 """
 
 import argparse
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from operator import truediv
 from statistics import median
 
 from driver import open_engine, parser, random_prompt, request, save, show
@@ -47,6 +49,7 @@ class Run:
     tokens_per_second: float  # prompt and output tokens
     preemptions: int
     most_of_one: int  # preemptions of a single request
+    rows: float  # sequences that ran per step
     computed: int  # tokens; those of prompts and answers once, and what was computed again
     swapped_in_bytes: int
 
@@ -80,6 +83,7 @@ def run_once(engine: LLMEngine, sizes: Sizes, seed: int) -> Run:
         tokens_per_second=round((sizes.requests * sizes.prompt + sum(outputs)) / seconds, 1),
         preemptions=after.num_preemptions - before.num_preemptions,
         most_of_one=max(sequence.num_preemptions for sequence in sequences),
+        rows=round(sum(outputs) / (after.num_steps - before.num_steps), 1),
         computed=sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
         - served
         + sum(outputs),
@@ -111,11 +115,12 @@ def measure(options: argparse.Namespace, workload: str, sizes: Sizes) -> list[di
 
 
 def summary(name: str, runs: list[Run], enough: list[Run]) -> dict[str, object]:
-    speed, full = (median(run.tokens_per_second for run in some) for some in (runs, enough))
+    speeds, full = ([run.tokens_per_second for run in some] for some in (runs, enough))
     return {
         "memory": name,
-        "tok_s": round(speed, 1),
-        "of_enough": round(speed / full, 3),
+        "tok_s": round(median(speeds), 1),
+        "of_enough": round(median(map(truediv, speeds, full)), 3),
+        "rows": median(run.rows for run in runs),
         "preemptions": max(run.preemptions for run in runs),
         "most_of_one": max(run.most_of_one for run in runs),
         "computed": round(median(run.computed for run in runs)),
@@ -129,7 +134,7 @@ def main() -> None:
     chosen = options.parse_args()
     workloads = QUICK if chosen.quick else FULL
     figures = [row for name, sizes in workloads.items() for row in measure(chosen, name, sizes)]
-    heads = ["answers", "memory", "tok/s", "÷ enough", "preemptions", "most of one"]
+    heads = ["answers", "memory", "tok/s", "÷ enough", "rows", "preemptions", "most of one"]
     show([*heads, "tokens computed", "swapped in MiB"], [list(row.values()) for row in figures])
     sizes = {name: asdict(sizes) for name, sizes in workloads.items()}
     save(chosen, "oversubscribed", {"sizes": sizes, "factor": FACTOR, "memory": figures})
