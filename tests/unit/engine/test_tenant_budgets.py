@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.architectures import write_checkpoint
@@ -31,10 +32,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"), "llama")
 
 
+def small_engine(model: Path, folder: Path, **settings: Any) -> LLMEngine:
+    """One of few blocks, so that a flood is soon over."""
+    return make_engine(
+        model, folder / "store", kv_cache_memory=200_000, max_model_len=128, **settings
+    )
+
+
 @pytest.fixture
 def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    """One of few blocks, so that a flood is soon over."""
-    engine = make_engine(model, tmp_path / "store", kv_cache_memory=200_000, max_model_len=128)
+    engine = small_engine(model, tmp_path)
     yield engine
     engine.close()
 
@@ -69,6 +76,28 @@ def test_a_quiet_tenants_cache_outlives_a_flood_on_its_floor_only(
         ask(engine, "flooder", prompt(seed, 100))
 
     assert ask(engine, "quiet", prompt(0, 41)) == cached
+
+
+@pytest.mark.parametrize(
+    ("settings", "cached"),
+    [
+        ({"eviction": "cost"}, 40),
+        ({"eviction": "cost", "eviction_half_life": 1e-3}, 0),
+        ({"eviction": "lru"}, 0),
+    ],
+    ids=["often", "lately", "lru"],
+)
+def test_what_is_used_often_outlives_a_flood_as_the_settings_say(
+    model: Path, tmp_path: Path, settings: dict[str, Any], cached: int
+) -> None:
+    engine = small_engine(model, tmp_path, **settings)
+    for _ in range(4):
+        ask(engine, "regular", prompt(0, 41))
+    for seed in range(1, 2 + engine.info.num_blocks // 20):
+        ask(engine, "flooder", prompt(seed, 100))
+
+    assert ask(engine, "regular", prompt(0, 41)) == cached
+    engine.close()
 
 
 def test_a_prompt_above_its_tenants_ceiling_is_refused_with_the_numbers(engine: LLMEngine) -> None:

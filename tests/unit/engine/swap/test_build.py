@@ -71,7 +71,9 @@ def test_a_restarted_engine_finds_its_blocks(base: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "change", [{"block_size": 2}, {"dtype": "bfloat16"}], ids=["block size", "number format"]
+    "change",
+    [{"block_size": 2}, {"dtype": "bfloat16"}, {"kv_group_size": 1}],
+    ids=["block size", "number format", "group split"],
 )
 def test_another_engine_does_not_find_them(
     base: Path, tmp_path: Path, change: dict[str, Any]
@@ -81,6 +83,19 @@ def test_another_engine_does_not_find_them(
     first.close()
 
     second = make_engine(base, tmp_path / "adapters", **SWAPPING, **change)
+
+    assert (second.stats().swap_disk_bytes, cached_tokens(second)) == (0, 0)
+    second.close()
+
+
+def test_an_engine_of_other_weights_does_not_find_them(base: Path, tmp_path: Path) -> None:
+    first = make_engine(base, tmp_path / "adapters", **SWAPPING)
+    leave_on_disk(first)
+    first.close()
+    (tmp_path / "other").mkdir()
+    other = write_checkpoint(tmp_path / "other", "llama", seed=1)
+
+    second = make_engine(other, tmp_path / "adapters", **SWAPPING)
 
     assert (second.stats().swap_disk_bytes, cached_tokens(second)) == (0, 0)
     second.close()
