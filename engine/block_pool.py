@@ -78,6 +78,12 @@ class BlockPool:
         """Free blocks that a prefix can still be served from."""
         return self._num_cached
 
+    def findable(self) -> list[KVCacheBlock]:
+        """All blocks whose content can be found: those in use, then the cached ones, each of
+        them by worth."""
+        known = (block for block in self.blocks if block.key is not None)
+        return sorted(known, key=lambda block: (block.ref_count == 0, -block.rank))
+
     def num_available(self, account: str) -> int:
         """Blocks that this account could be given now: blank ones, and cached ones that may leave
         for it; within its ceiling, and never from the unused floor of another."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from loraplex.kernels.dispatch import Kernels
@@ -37,6 +38,12 @@ class BlockStorage:
         """Copies blocks out: ids [C] int64 on the same device, out[j] [C, E_j] contiguous."""
         for row, blocks in zip(self.rows, out, strict=True):
             self._kernels.gather_blocks(row, ids, blocks)
+
+    def read(self, block_ids: Sequence[int]) -> list[bytes]:
+        """Copies of blocks on the host, each as its parts one after another."""
+        ids = torch.tensor(block_ids, device=self.rows[0].device)
+        parts = [row[ids].cpu().view(torch.uint8).numpy() for row in self.rows]
+        return [b"".join(part[i].tobytes() for part in parts) for i in range(len(block_ids))]
 
     def scatter(self, ids: Tensor, blocks: Sequence[Tensor]) -> None:
         """The inverse of `gather`; each id but once."""

@@ -195,6 +195,12 @@ class LLMEngine:
             base_prompt_saved_tokens=self._base_prompts.num_saved_tokens,
         )
 
+    def save_cache(self) -> None:
+        """Writes what is cached to the disk, where that is configured: the most useful first, for
+        some seconds. Before the end, when nothing runs any more."""
+        kv = self._scheduler.kv
+        kv.tiers.save(kv.pool.findable())
+
     def close(self) -> None:
         self._adapters.close()
         self._scheduler.kv.tiers.close()

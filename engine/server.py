@@ -79,6 +79,7 @@ class Engine(Protocol):
     def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet: ...
     def block_map(self, command: GetBlockMap) -> BlockMap: ...
     def stats(self) -> EngineStats: ...
+    def save_cache(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -102,6 +103,8 @@ class EngineServer:
         try:
             while not self._stopping and os.getppid() == self._parent:
                 self._turn()
+            self._fail_all()
+            self._engine.save_cache()
         finally:
             self._fail_all()
             self._engine.close()

@@ -44,6 +44,10 @@ class CudaTransfers:
         self._arena.scatter(self._leaving, self._host_out.parts(len(self._leaving)))
         self._leaving = None
 
+    def read(self, block_ids: Sequence[int]) -> list[bytes]:
+        """As `Transfers.read`."""
+        return self._device.read(block_ids)
+
     def _offload(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.finish()  # the buffers are free again
         blocks, self._leaving = id_tensors(pairs)

@@ -21,6 +21,8 @@ from loraplex.engine.swap.segment import (
 
 SEGMENT_BYTES = 4 << 20  # a file is written once so much has come together
 QUEUE_BYTES = 64 << 20  # of blocks that are not written yet; more are not taken
+KEY_BYTES = 48  # that a block takes in a file's header, at most
+FILLING = 0.9  # of the limit that blocks and their keys can take, whatever files they are in
 MAX_AGE = 1.0  # seconds until what has come together is written, however little it is
 
 logger = logging.getLogger(__name__)
@@ -117,6 +119,17 @@ class DiskTier:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._index
 
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that have room at the same time, in a few files or many."""
+        return int(FILLING * self._limit) // (record_bytes(self._identity) + KEY_BYTES)
+
+    def touch(self, key: BlockKey) -> None:
+        """Counts the file of a block as used now."""
+        place = self._index.get(key)
+        if place is not None and not isinstance(place, Record):
+            self._order.touch(place[0])
+
     def put(self, account: str, record: Record) -> bool:
         """Takes a block in to be written soon; False where there are too many of them, or the tier
         is off."""
@@ -127,7 +140,7 @@ class DiskTier:
         gathering.records.append(record)
         self._index[record.key] = record
         self._num_queued_bytes += size
-        if len(gathering.records) * size >= min(SEGMENT_BYTES, self._limit):
+        if len(gathering.records) * size >= min(SEGMENT_BYTES, self._limit // 2):
             self._write(account, self._folder)
         return True
 
@@ -135,9 +148,8 @@ class DiskTier:
         """Starts to read blocks that are here: a record for each key, None for one that is damaged
         or gone. Hand the result to `judge`."""
         places = [self._index[key] for key in keys]
-        for place in places:
-            if not isinstance(place, Record):
-                self._order.touch(place[0])
+        for key in keys:
+            self.touch(key)
         return self._reader.submit(_read, places, keys, self._identity)
 
     def judge(self, keys: list[BlockKey], done: Future[list[Record | None]]) -> list[Record | None]:

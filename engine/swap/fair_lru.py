@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -77,6 +77,10 @@ class FairLRU(Generic[K]):
     def let_go(self, key: K) -> None:
         """Lets a held entry leave again; it counts as used now."""
         self._set_free(key, self._entries[key].account)
+
+    def newest_first(self) -> Iterator[K]:
+        """All entries that are not held."""
+        return reversed(self._last_use)
 
     def victim(self, account: str | None = None) -> K | None:
         """The entry to leave next, for a new one of `account` if there is one. None where all are

@@ -91,6 +91,10 @@ class HostTier:
         if block.num_holders == 0:
             self._order.let_go(block.key)
 
+    def newest_first(self) -> list[HostBlock]:
+        """All blocks that are here and not being read."""
+        return [self._blocks[key] for key in self._order.newest_first()]
+
     def discard(self, block: HostBlock) -> None:
         """Forgets a block that nobody holds."""
         del self._blocks[block.key]

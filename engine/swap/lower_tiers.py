@@ -1,7 +1,9 @@
 """LowerTiers: what the KV manager asks of the tiers below the device's blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loraplex.engine.block_pool import KVCacheBlock
 from loraplex.engine.swap.host_tier import BlockKey, HostBlock
 from loraplex.engine.swap.transfers import NO_MOVES, BlockMoves
 
@@ -82,6 +84,11 @@ class LowerTiers:
 
     def counts(self) -> SwapCounts:
         return SwapCounts()
+
+    def save(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Takes what only memory has, first the content of these blocks of the device, in their
+        order, to where it outlives the engine: as much as can be done in seconds. No step may be
+        under way."""
 
     def close(self) -> None:
         """Lets go of the disk; nothing may be asked for afterwards."""

@@ -1,7 +1,7 @@
 """SwapManager: evicted KV blocks go to lower tiers, and come back from there."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -14,6 +14,9 @@ from loraplex.engine.swap.host_tier import BlockKey, HostBlock, HostTier
 from loraplex.engine.swap.lower_tiers import DiskBlock, LowerTiers, SwapCounts, TierBlock
 from loraplex.engine.swap.segment import Record
 from loraplex.engine.swap.transfers import BlockMoves, Transfers
+
+SAVE_SECONDS = 5.0  # for writing what is in memory, before the end
+SAVE_BYTES = 16 << 20  # that are written between two looks at the clock
 
 
 @dataclass
@@ -186,9 +189,27 @@ class SwapManager(LowerTiers):
             read_bytes=disk.num_read_bytes if disk else 0,
             host_hits=self._num_in,
             disk_hits=self._num_disk_hits,
-            dropped=self._num_dropped,
+            dropped=self._num_dropped + (disk.num_dropped if disk else 0),
             discarded=disk.num_discarded if disk else 0,
         )
+
+    def save(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """As `LowerTiers.save`."""
+        disk = self.disk
+        if disk is None or not self.costs.is_worth_writing():
+            return
+        self.begin_step()
+        end, room = self._clock() + SAVE_SECONDS, disk.max_blocks
+        for block in blocks:
+            if block.key is not None:
+                disk.touch(block.key)
+        for batch in self._unsaved(disk, blocks):
+            for account, record in batch[:room]:
+                disk.put(account, record)
+            disk.flush()
+            room -= len(batch)
+            if room <= 0 or self._clock() >= end:
+                break
 
     def close(self) -> None:
         """As `LowerTiers.close`."""
@@ -210,6 +231,26 @@ class SwapManager(LowerTiers):
             content = self.arena.read(block.slot)
             taken = self.disk.put(block.account, Record(block.key, block.token_ids, content))
         self._num_dropped += not taken
+
+    def _unsaved(
+        self, disk: DiskTier, blocks: Sequence[KVCacheBlock]
+    ) -> Iterator[list[tuple[str, Record]]]:
+        """What the disk lacks, and who pays for it: blocks of the device, then of host memory."""
+        size = max(1, SAVE_BYTES // self._block_bytes)
+        on_device = [(b, b.key) for b in blocks if b.key is not None and b.key not in disk]
+        for start in range(0, len(on_device), size):
+            some = on_device[start : start + size]
+            contents = self.transfers.read([block.block_id for block, _ in some])
+            yield [
+                (block.account, Record(key, block.token_ids, content))
+                for (block, key), content in zip(some, contents, strict=True)
+            ]
+        on_host = [block for block in self.host.newest_first() if block.key not in disk]
+        for start in range(0, len(on_host), size):
+            yield [
+                (block.account, Record(block.key, block.token_ids, self.arena.read(block.slot)))
+                for block in on_host[start : start + size]
+            ]
 
     def _start_read(self, blocks: list[DiskBlock], account: str) -> None:
         if self.disk is not None and blocks:

@@ -32,6 +32,9 @@ class Transfers(Protocol):
     def finish(self) -> None:
         """Returns when all that was offloaded is in its slots."""
 
+    def read(self, block_ids: Sequence[int]) -> list[bytes]:
+        """The content of the device's blocks, at once."""
+
 
 class HostTransfers:
     """For a device whose memory is the host's own: each move is done when it returns."""
@@ -50,6 +53,10 @@ class HostTransfers:
 
     def finish(self) -> None:
         """As `Transfers.finish`."""
+
+    def read(self, block_ids: Sequence[int]) -> list[bytes]:
+        """As `Transfers.read`."""
+        return self._device.read(block_ids)
 
     def _pass(
         self, source: BlockStorage, target: BlockStorage, pairs: Sequence[tuple[int, int]]

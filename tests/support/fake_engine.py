@@ -144,6 +144,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)
 
+    def save_cache(self) -> None:
+        pass
+
     def close(self) -> None:
         self.running.clear()
 

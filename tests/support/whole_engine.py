@@ -86,8 +86,10 @@ class WholeEngine:
         self.budgets = self.kv.pool.budgets
         self.engine = _engine_over(harness)
 
-    def restart(self) -> None:
+    def restart(self, *, is_orderly: bool) -> None:
         """Another engine over the same disk; what was asked of the old one gets no answer."""
+        if is_orderly:
+            self.engine.save_cache()
         self.engine.close()
         earlier = self.model
         self._open()

@@ -70,6 +70,20 @@ def test_a_restarted_engine_finds_its_blocks(base: Path, tmp_path: Path) -> None
     second.close()
 
 
+def test_an_engine_that_is_stopped_in_order_leaves_its_cache_on_disk(
+    base: Path, tmp_path: Path
+) -> None:
+    first = make_engine(base, tmp_path / "adapters", **SWAPPING)
+    run_one(first, request(PROMPT, "r"))
+    first.save_cache()
+    first.close()
+
+    second = make_engine(base, tmp_path / "adapters", **SWAPPING)
+
+    assert cached_tokens(second) == 20
+    second.close()
+
+
 @pytest.mark.parametrize(
     "change",
     [{"block_size": 2}, {"dtype": "bfloat16"}, {"kv_group_size": 1}],
