@@ -36,5 +36,7 @@ def test_a_damaged_one_is_replaced_for_good(tmp_path: Path, damage: bytes) -> No
 def test_a_data_folder_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
 
-    with pytest.raises(SettingsRefused, match=r"LORAPLEX_HOME: '.*/file' cannot be used.*no folder"):
+    with pytest.raises(
+        SettingsRefused, match=r"LORAPLEX_HOME: '.*/file' cannot be used.*no folder"
+    ):
         kept_namespace(tmp_path / "file")
