@@ -159,18 +159,17 @@ class Settings(BaseSettings):
 
     @field_validator("adapter_activations", "adapter_base_prompts")
     @classmethod
-    def _names_adapters(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        known = info.data.get("adapters", value)
-        if unknown := sorted(value.keys() - known.keys()):
-            raise ValueError(f"there is no adapter {', '.join(unknown)}")
-        return value
-
-    @field_validator("adapter_base_prompts")
-    @classmethod
-    def _names_prompts(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        known = info.data.get("base_prompts", value.values())
-        if unknown := sorted(set(value.values()).difference(known)):
-            raise ValueError(f"there is no base prompt {', '.join(unknown)}")
+    def _names_what_there_is(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        named = {"adapter": ("adapters", set(value))}
+        if info.field_name == "adapter_base_prompts":
+            named["base prompt"] = ("base_prompts", set(value.values()))
+        faults = [
+            f"there is no {kind} {', '.join(unknown)}"
+            for kind, (setting, names) in named.items()
+            if (unknown := sorted(names.difference(info.data.get(setting, names))))
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
         return value
 
     @property

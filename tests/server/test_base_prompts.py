@@ -98,6 +98,22 @@ def test_a_prompt_is_shared_because_the_tokens_begin_with_it(
     assert complete(client, prompt)[2] == len(tokenizer.encode(RULES))
 
 
+def test_nothing_but_its_tokens_decides_what_of_a_prompt_is_cached(client: OpenAI) -> None:
+    prompt = list(range(5, 46))
+
+    first = complete(client, prompt, user="a", prompt_cache_key="x", metadata={"tenant": "a"})
+    again = complete(client, prompt, user="b", prompt_cache_key="y", metadata={"tenant": "b"})
+
+    assert (first[2], again[2]) == (0, 40)
+    assert first[0] == again[0]
+
+
+@pytest.mark.parametrize("field", ["tenant", "namespace", "cache_salt", "adapter", "activation"])
+def test_no_caller_says_whose_blocks_it_shares(client: OpenAI, field: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=f"Unknown parameter: {field}"):
+        complete(client, QUESTION, **{field: "other"})
+
+
 def test_messages_begin_a_chat(client: OpenAI) -> None:
     def ask(messages: list[dict], **extra: object) -> tuple[str | None, int]:
         answer = client.chat.completions.create(

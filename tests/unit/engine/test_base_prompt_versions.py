@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.architectures import write_checkpoint
-from support.engines import drain, make_engine, publish, request, retire, run_one
+from support.engines import drain, make_engine, publish, request, retire, run, run_one
 
 from loraplex.engine.budgets import OPERATOR
 from loraplex.engine.errors import RequestRejected
@@ -146,6 +146,30 @@ def test_the_blocks_of_a_retired_prompt_hold_nothing_any_more(engine: LLMEngine)
     assert (operator.tenant, operator.held_blocks) == (OPERATOR, 6 + 5 * 4)
     assert after.held_blocks == 0
     assert after.evictions["retired"] == 5 + 5 * 3  # the others were half full
+
+
+def test_tokens_are_saved_once_for_all_choices_and_only_the_prompts(engine: LLMEngine) -> None:
+    ref = publish(engine, OLD)
+
+    for _ in range(2):  # the second finds more than the prompt
+        run(engine, [request(REST, base_prompt=ref, n=3)])
+
+    assert engine.stats().base_prompt_saved_tokens == 2 * len(OLD)
+
+
+@pytest.mark.parametrize("scheduling", ["fair", "fcfs"])
+def test_a_prompt_goes_before_requests_that_wait(
+    model: Path, tmp_path: Path, scheduling: str
+) -> None:
+    engine = make_engine(model, tmp_path / "store", kernels="naive", scheduling=scheduling)
+    for i in range(4):
+        engine.add(request(REST * 5, f"r{i}", namespace=f"n{i}", priority=-5))
+    publish_beside(engine, OLD)
+
+    events = engine.step()
+    engine.close()
+
+    assert any(isinstance(event, BasePromptPublished) for event in events)
 
 
 def test_logprobs_of_a_prompt_are_those_of_all_its_tokens(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loraplex.engine.block_key import BASE, BlockKeyScope
+from loraplex.engine.block_key import BASE, PUBLIC, BlockKeyScope
 
 FIELDS: dict[str, Any] = {
     "kv_format": "torch.float32",
@@ -46,6 +46,11 @@ def test_the_same_content_has_the_same_key() -> None:
 )
 def test_each_field_matters(field: str, other: object) -> None:
     assert key_of(**{field: other}) != key_of()
+
+
+@pytest.mark.parametrize("namespace", ["", "public", "None", "<operator>"])
+def test_no_namespace_is_the_public_one(namespace: str) -> None:
+    assert key_of(namespace=namespace) != key_of(namespace=PUBLIC)
 
 
 @pytest.mark.parametrize(

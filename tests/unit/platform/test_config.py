@@ -138,12 +138,12 @@ def test_adapters_and_base_prompts_are_named_as_they_were_given(model: Path) -> 
     assert "--adapter-activation (LORAPLEX_ADAPTER_ACTIVATIONS): there is no adapter b" in told
 
 
-def test_a_base_prompt_of_an_adapter_must_be_given(model: Path) -> None:
-    with pytest.raises(SettingsRefused, match="there is no base prompt r"):
+def test_an_adapter_and_its_base_prompt_must_both_be_given(model: Path) -> None:
+    with pytest.raises(SettingsRefused, match="there is no adapter b; there is no base prompt r"):
         load_settings(
             {
                 "model": str(model),
                 "adapters": {"a": str(model)},
-                "adapter_base_prompts": {"a": "r"},
+                "adapter_base_prompts": {"b": "r"},
             }
         )
