@@ -57,6 +57,15 @@ def test_fifty_tenants_in_ten_thousand_blocks_are_told_exactly() -> None:
     assert size(found) <= 4096
 
 
+def test_a_larger_pool_may_have_a_larger_map() -> None:
+    pool = pool_with([f"tenant-{i % 300:03}" for i in range(10_500)], [1] * 10_500)
+
+    found = block_map(pool, "id")
+
+    assert 4096 < size(found) <= 2 * 4096
+    assert (found.is_rounded, len(found.owners)) == (False, 301)
+
+
 @given(
     seed=st.integers(0, 2**32),
     num_accounts=st.integers(1, 700),

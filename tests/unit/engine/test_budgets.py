@@ -8,6 +8,7 @@ from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.budgets import OPERATOR, Budgets
 from loraplex.engine.metering import EvictionCause
 from loraplex.engine.protocol import TenantShare
+from loraplex.engine.recompute_cost import cost_per_token
 
 
 def pool_of(num_blocks: int, *shares: TenantShare) -> BlockPool:
@@ -116,15 +117,39 @@ def test_without_a_floor_a_flood_takes_all() -> None:
 
 
 def test_what_comes_again_and_again_gets_to_stay_beside_a_flood_of_what_comes_once() -> None:
-    pool = BlockPool(11, CostAwareEviction(clock=FakeClock()))
+    """Also where it had to leave in between, as it did in the first round."""
+    clock = FakeClock()
+    pool, left = BlockPool(11, CostAwareEviction(clock=clock)), []
     for round_ in range(3):
         for block_id in range(4):
             compute(pool, "regular", f"regular {block_id}")
-        before = cached(pool, "regular")
         for block_id in range(20):
+            clock.now += 0.001
             compute(pool, "flooder", f"flood {round_} {block_id}")
+        left.append(cached(pool, "regular"))
 
-    assert (before, cached(pool, "regular")) == (4, 4)
+    assert left == [0, 4, 4]
+
+
+def test_of_what_was_used_as_often_the_end_of_the_longer_prompt_stays() -> None:
+    pool = BlockPool(3, CostAwareEviction(clock=FakeClock()), restore_cost=cost_per_token)
+    for account, num_tokens in (("long", 20_000), ("short", 10)):
+        block = pool.allocate(account)
+        pool.remember(block, 0, account.encode(), (1,))
+        pool.release([block], num_tokens=num_tokens)
+
+    pool.allocate("other")
+
+    assert (cached(pool, "long"), cached(pool, "short")) == (1, 0)
+
+
+def test_a_block_that_leaves_for_somebody_without_a_floor_leaves_for_its_capacity() -> None:
+    pool = pool_of(4)
+    cache(pool, "busy", 4)
+
+    pool.allocate("other")
+
+    assert pool.metering.of("busy").evictions == {EvictionCause.CAPACITY: 1}
 
 
 def test_a_tenant_within_its_floor_evicts_its_own_when_nobody_is_over() -> None:
