@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from support.swap import IDENTITY, key_of, record_of
 
+from loraplex.engine.swap.host_tier import BlockKey
 from loraplex.engine.swap.segment import (
     BadSegment,
     Record,
@@ -101,8 +102,11 @@ def test_another_engines_segment_is_refused(segment: Path, change: dict[str, str
         read_header(segment, other)
 
 
-def test_a_record_does_not_pass_for_another_key(segment: Path) -> None:
-    assert list(read_records(segment, IDENTITY, [(0, key_of(2)), (1, key_of(1))])) == [None, None]
+@pytest.mark.parametrize(
+    "other", [key_of(3), (0, key_of(1)[1])], ids=["another block's", "another group's"]
+)
+def test_a_record_does_not_pass_for_another_key(segment: Path, other: BlockKey) -> None:
+    assert list(read_records(segment, IDENTITY, [(0, other), (0, key_of(1))])) == [None, RECORDS[0]]
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

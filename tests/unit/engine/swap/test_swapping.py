@@ -10,6 +10,7 @@ from support.scheduling import Answer, SchedulerHarness, generate_request, undis
 from support.swapping import SwappingHarness
 
 from loraplex.engine.swap import disk_tier
+from loraplex.engine.swap.lower_tiers import DiskBlock
 from loraplex.engine.swap.segment import Record
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
@@ -168,6 +169,41 @@ def test_a_sequence_that_is_aborted_while_it_waits_leaves_nothing(
     slow_disk.set()
     harness.swap.close()
     harness.check_nothing_is_held()
+
+
+def test_a_block_on_its_way_is_found_but_cannot_be_fetched_yet() -> None:
+    harness = SwappingHarness()
+    harness.add(generate_request("r", PROMPT))
+    harness.run()
+    block = next(block for block in harness.kv.pool.blocks if block.key is not None)
+    key, tokens = block.key, block.token_ids
+    assert key is not None
+    flush_cache(harness.scheduler)
+
+    early = harness.swap.find_here(key, tokens)
+    harness.settle()
+
+    assert early is None
+    assert harness.swap.find_here(key, tokens) is harness.swap.find(key, tokens) is not None
+
+
+def test_a_block_on_disk_under_the_same_key_but_of_other_tokens_is_not_served(
+    tmp_path: Path,
+) -> None:
+    """As if two keys had collided."""
+    harness = SwappingHarness(folder=tmp_path)
+    swap, key, tokens = harness.swap, (0, b"key"), (1, 2, 3, 4)
+    assert swap.disk is not None
+    swap.disk.put("tenant", Record(key, (5, 6, 7, 8), bytes(32)))
+    swap.disk.flush()
+
+    swap.await_blocks(0, "tenant", [DiskBlock(key, tokens)], num_tokens=4)
+    while swap.is_awaiting(0):
+        pass
+    swap.begin_step()
+
+    assert swap.find_here(key, tokens) is None
+    harness.close()
 
 
 def test_a_tenant_that_floods_the_cache_leaves_another_its_swapped_blocks() -> None:
