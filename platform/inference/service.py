@@ -166,7 +166,14 @@ def _render(
 def _encode(
     tokenizer: Tokenizer, body: CompletionRequest, beginning: Beginning | None
 ) -> list[Prompt]:
+    """Raises InvalidRequest for special tokens that are to come behind a base prompt."""
     if beginning is not None:
+        if body.add_special_tokens:
+            raise InvalidRequest(
+                f"add_special_tokens cannot be true with the base prompt "
+                f"'{beginning.prompt.name}', which begins with them.",
+                "add_special_tokens",
+            )
         prompts = [Prompt(beginning.completion(tokenizer, own), "") for own in body.prompt]
     else:
         adds_special = body.add_special_tokens is not False

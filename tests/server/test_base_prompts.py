@@ -184,6 +184,13 @@ def test_a_prompt_of_the_other_kind_is_refused(client: OpenAI) -> None:
         complete(client, QUESTION, base_prompt="chat")
 
 
+def test_special_tokens_are_not_put_behind_a_prompt(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="base prompt 'rules'") as caught:
+        complete(client, QUESTION, base_prompt="rules", add_special_tokens=True)
+
+    assert caught.value.param == "add_special_tokens"
+
+
 def test_an_adapter_whose_own_prompt_is_of_the_other_kind_says_so(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="'rules' of the model 'red'") as caught:
         client.chat.completions.create(model="red", messages=[{"role": "user", "content": "Hi"}])
