@@ -1,10 +1,13 @@
 """What the counters say is what was computed."""
 
 import pytest
+from support.clocks import FakeClock
 from support.kv import FULL
+from support.preempting import preempt_all
 from support.scheduling import SchedulerHarness, Setup, generate_request
 
 from loraplex.adapters.manager import LoRAStats
+from loraplex.engine.metering import Metering
 from loraplex.engine.protocol import EngineStats
 from loraplex.engine.step_metrics import WASTE_EVERY, StepMetrics
 
@@ -108,3 +111,17 @@ def test_tenants_are_told_apart_with_what_they_run_and_wait_for() -> None:
     assert (one.tenant, one.num_running, one.num_waiting, one.held_blocks) == ("one", 1, 0, 6)
     assert (two.tenant, two.num_running, two.num_waiting, two.held_blocks) == ("two", 0, 1, 0)
     assert (one.num_queued, two.num_queued) == (1, 0)
+
+
+def test_a_request_has_waited_until_it_first_began_however_often_it_is_sent_back() -> None:
+    clock, harness = FakeClock(), MeteredHarness()
+    harness.kv.pool.metering = Metering(clock)
+    harness.add(generate_request("r", PROMPT, max_tokens=5, ignore_eos=True))
+    clock.now += 2.0
+    harness.counted_step()
+    preempt_all(harness.scheduler)
+    clock.now += 7.0
+
+    *_, tenant = harness.counted_run().tenants
+
+    assert (tenant.queue_seconds, tenant.num_queued, tenant.num_preemptions) == (2.0, 1, 1)
