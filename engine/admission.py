@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 
@@ -123,6 +124,16 @@ class Admission:
         if within_floor and self._budgets.over_floor(tenant) + demand[tenant] > 0:
             return Turn.NO_ROOM
         return Turn.TAKEN if self._budgets.keeps_floors(demand) else Turn.NO_ROOM
+
+    def trim(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
+        """Leaves out what a group with a window found beyond all that it ever holds at once: it
+        could be more than there is room for."""
+        ends = [
+            group.num_passed(cached.num_tokens, self._kv.block_size) + peak
+            for group, peak in zip(self._kv.groups, self._peaks(sequence.num_tokens), strict=True)
+        ]
+        rows = [row[:end] for row, end in zip(cached.blocks, ends, strict=True)]
+        return replace(cached, blocks=rows)
 
     def refusal(self, sequence: Sequence) -> str | None:
         """Why the sequence can never run, whoever ends before; None where it can."""

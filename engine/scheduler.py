@@ -215,6 +215,7 @@ class Scheduler:
         if cached.awaited or self.kv.next_key(sequence, cached) in plan.coming:
             self.gate.close(sequence)
             return Turn.NOT_READY  # what it needs next is there in the next step
+        cached = self.admission.trim(sequence, cached)
         turn = self.admission.weigh(sequence, cached, self.running, within_floor=within_floor)
         if turn is not Turn.TAKEN:
             self.gate.close(sequence)

@@ -125,6 +125,7 @@ class Sequence:
         child.__dict__.update(self.__dict__)
         child.seq_id = next(_ids)
         child.index = index
+        child.num_preemptions = 0
         child.token_ids = list(self.token_ids)
         child.block_keys = self.block_keys.copy()
         child.detokenizer = self.detokenizer.fork()

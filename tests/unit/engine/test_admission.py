@@ -249,6 +249,38 @@ def test_what_passes_behind_a_window_need_not_fit(ceiling: int, fits: bool) -> N
         made.run()
 
 
+def test_what_a_window_has_cached_is_no_reason_not_to_fit() -> None:
+    """The window's ten blocks are cached, of which it holds six at once; the others are gone."""
+    made = harness(setup=Setup(num_blocks=40, max_num_batched_tokens=16))
+    request = generate_request("r", [3] * 40, tenant="tenant", max_tokens=1)
+    made.add(request)
+    made.run()
+    pool = made.kv.pool
+    pool.retire(block for block in pool.blocks if block.key is not None and block.key[0] == 0)
+    assert pool.set_shares([TenantShare("other", floor=40 - 17)]) == []
+
+    sequence = made.add(request)
+    output = made.step()
+
+    assert (output.impossible, sequence.num_computed_tokens) == ([], 16)
+
+
+def test_choices_have_no_part_in_what_their_request_gave_way_before() -> None:
+    setup = Setup(num_blocks=12, groups=FULL, max_num_seqs=16, max_num_batched_tokens=16)
+    made = harness(TenantShare("a", ceiling=9), setup=setup)
+    for tenant, length, n, max_tokens in (("a", 10, 6, 9), ("a", 1, 4, 12), ("b", 18, 6, 11)):
+        name = f"{next(NAMES)}"
+        options = {"n": n, "max_tokens": max_tokens, "ignore_eos": True, "namespace": name}
+        made.add(generate_request(name, [3] * length, tenant=tenant, **options))
+    seen: set[Sequence] = set()
+
+    while made.scheduler.running or made.scheduler.waiting:
+        made.step()
+        seen.update(made.scheduler.running)
+
+    assert max(sequence.num_preemptions for sequence in seen) <= 2
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 40)), min_size=2, max_size=14),
