@@ -207,3 +207,18 @@ def test_a_chat_that_the_template_lets_not_begin_with_the_messages_is_refused(
             messages=[{"role": "user", "content": "Hi"}],
             extra_body={"base_prompt": "chat", "add_special_tokens": True},
         )
+
+
+@pytest.mark.slow
+def test_prompts_and_adapters_behind_them_outlive_the_engine(
+    shop: Server, client: OpenAI, tokenizer: Tokenizer
+) -> None:
+    before = complete(client, QUESTION, model="red")[:2]
+    shop.engine().kill()
+    with shop.http() as http:
+        while http.get("/health").status_code == 200:
+            pass
+    shop.wait_healthy()
+
+    assert complete(client, QUESTION, model="red")[:2] == before
+    assert complete(client, QUESTION, base_prompt="rules")[2] == len(tokenizer.encode(RULES))
