@@ -1,6 +1,7 @@
 """A step costs the same, however many requests wait."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.instructions import count_instructions
@@ -115,12 +116,11 @@ def test_a_step_looks_at_no_more_requests_where_more_wait(
     assert costs[1] <= 1.05 * costs[0]
 
 
-def test_nor_does_the_engine_around_it() -> None:
-    engines = [WholeEngine(ROOMY, num_host_slots=8) for _ in (FEW, MANY)]
+def test_nor_does_the_engine_around_it(tmp_path: Path) -> None:
+    engines = [WholeEngine(ROOMY, 8, tmp_path / f"{count}", 1 << 20) for count in (FEW, MANY)]
     for whole, count in zip(engines, (FEW, MANY), strict=True):
         for number in range(count):
-            adapter = "ab"[number % 2]
-            request = generate_request(f"{number}", [1, 2], adapter=adapter, ignore_eos=True)
+            request = generate_request(f"{number}", [1, 2], ignore_eos=True)
             whole.engine.add(request)
         whole.engine.step()
 
