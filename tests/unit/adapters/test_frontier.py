@@ -7,8 +7,11 @@ from loraplex.adapters.targets import TargetKind, TargetModule
 
 
 def modules(*names: str) -> list[TargetModule]:
-    kinds = {"lm_head": TargetKind.LM_HEAD, "model.embed_tokens": TargetKind.EMBEDDING}
-    return [TargetModule(name, kinds.get(name, TargetKind.LINEAR), 8, 8) for name in names]
+    kinds = {"lm_head": TargetKind.LM_HEAD, "embed_tokens": TargetKind.EMBEDDING}
+    return [
+        TargetModule(name, kinds.get(name.rpartition(".")[2], TargetKind.LINEAR), 8, 8)
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +30,7 @@ def modules(*names: str) -> list[TargetModule]:
         (["lm_head"], EVERY_LAYER),
         (["lm_head", "model.layers.4.mlp.up_proj"], 5),
         (["model.embed_tokens"], 0),
+        (["towers.3.embed_tokens"], 0),
         (["model.somewhere.else_proj"], 0),
         ([], EVERY_LAYER),
     ],

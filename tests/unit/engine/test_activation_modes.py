@@ -101,14 +101,17 @@ def test_a_registered_adapter_keeps_its_base_prompt(engine: LLMEngine, plain: Pa
     assert "unregister it first" in again.message
 
 
-def test_once_unregistered_it_can_have_another_activation(engine: LLMEngine, plain: Path) -> None:
+def test_once_unregistered_it_can_have_another_activation_and_base_prompt(
+    engine: LLMEngine, plain: Path
+) -> None:
     ref = register(engine, plain).ref
     engine.unregister_adapter(UnregisterAdapter(request_id="bye", adapter=ref))
     drain(engine)
 
-    info = register(engine, plain, activation=Activation.AFTER_PROMPT)
+    prompt = BasePromptRef(prompt_id="prompt", version=1)
+    info = register(engine, plain, activation=Activation.AFTER_PROMPT, base_prompt=prompt)
 
-    assert info.activation is Activation.AFTER_PROMPT
+    assert (info.activation, info.base_prompt) == (Activation.AFTER_PROMPT, prompt)
 
 
 def test_two_modes_of_one_content_share_its_slot_and_no_block_that_it_changed(
