@@ -108,7 +108,8 @@ class FakeEngine:
             target_modules=[],
             num_modules=0,
             num_bytes=0,
-            activation=Activation.ALWAYS,
+            activation=command.activation or Activation.ALWAYS,
+            base_prompt=command.base_prompt,
         )
         self.outcomes.append(AdapterRegistered(command.request_id, info))
 

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from support import fake_engine
 
+from loraplex.adapters.manifest import Activation
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.protocol import AdapterInfo, BasePromptRef, RegisterAdapter
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth import Principal, TenantId
+from loraplex.platform.catalog.base_prompts import BasePrompt, PromptSource
 from loraplex.platform.catalog.service import AdapterSource, Catalog
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 
@@ -119,6 +122,29 @@ async def test_a_new_engine_gets_the_same_adapters_from_the_store(
         await catalog.restore(client)
 
     assert catalog.resolve(ADA, "bot") == before
+
+
+async def test_a_new_engine_is_told_how_each_adapter_acts(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[RegisterAdapter] = []
+    register = EngineClient.register_adapter
+
+    async def listen(client: EngineClient, command: RegisterAdapter) -> AdapterInfo:
+        told.append(command)
+        return await register(client, command)
+
+    monkeypatch.setattr(EngineClient, "register_adapter", listen)
+    ref = BasePromptRef(prompt_id="bpr_1", version=1)
+    prompt = BasePrompt("rules", 0, PromptSource("Be kind."), ref, [5])
+    bot = AdapterSource("bot", tmp_path, False, Activation.AFTER_PROMPT, prompt)
+    async with engine(tmp_path) as client:
+        await catalog.register(client, ADA.tenant, bot)
+    async with engine(tmp_path) as client:
+        await catalog.restore(client)
+
+    terms = [(command.activation, command.base_prompt) for command in told]
+    assert terms == [(Activation.AFTER_PROMPT, ref)] * 2
 
 
 @pytest.mark.parametrize("model", ["forgetful", "picky"])
