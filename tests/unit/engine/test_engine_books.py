@@ -228,6 +228,16 @@ class EngineMachine(RuleBasedStateMachine):
         except RequestRejected as rejection:
             self.is_refused_with(rejection, FailureCode.INVALID_REQUEST)
 
+    @rule(borrowing=st.lists(REQUESTS, min_size=3, max_size=3), fields=REQUESTS)
+    def claim_a_floor(self, borrowing: list[dict[str, Any]], fields: dict[str, Any]) -> None:
+        """A tenant has work and a floor that others have borrowed."""
+        for other in borrowing:
+            self.ask(other | {"tenant": "x"})
+        self.step(3)
+        self.set_share("z", 14, None, 1.0)
+        self.ask(fields | {"tenant": "z"})
+        self.step(1)
+
     @staticmethod
     def is_refused_with(rejection: RequestRejected, *codes: FailureCode) -> None:
         assert rejection.code in codes
