@@ -12,9 +12,9 @@ def choose_victim(sequence: Sequence, others: Iterable[Sequence], budgets: Budge
     At its tenant's ceiling that is one of its own tenant, since nobody else's block would help.
     Else it is one of the tenant that holds most above its floor; a tenant within its floor gives
     nothing. Inside a tenant it is one that was preempted least often, the last in rank of these.
-    A base prompt that is being computed has all its blocks promised and gives way to nobody.
+    A base prompt that is being computed lies within the operator's floor.
     """
-    candidates = [sequence, *(other for other in others if not other.is_base_prompt)]
+    candidates = [sequence, *others]
     if not budgets.keeps_ceiling(sequence.tenant, 1):
         candidates = [s for s in candidates if s.tenant == sequence.tenant]
     victim = choose_borrower(candidates, budgets)

@@ -155,14 +155,18 @@ def test_who_outgrows_the_memory_gives_way_where_most_is_borrowed() -> None:
     assert (sure.num_preemptions, small.num_preemptions, large.num_preemptions) == (0, 0, 1)
 
 
-def test_a_base_prompt_that_is_being_computed_gives_way_to_nobody() -> None:
+@pytest.mark.parametrize(("guaranteed", "gives_way"), [(0, "prompt"), (8, "large")])
+def test_a_base_prompt_whose_blocks_are_guaranteed_gives_way_to_nobody(
+    guaranteed: int, gives_way: str
+) -> None:
     made = harness()
-    prompt, small, large = (ask(made, t, n, 16) for t, n in ((OPERATOR, 8), ("a", 4), ("b", 4)))
-    prompt.is_base_prompt = True
+    prompt, small, large = (ask(made, t, n) for t, n in ((OPERATOR, 8), ("a", 3), ("b", 4)))
+    made.step()
+    made.kv.pool.guarantee_operator(guaranteed)
 
     victim = choose_victim(small, [large, prompt], made.kv.pool.budgets)
 
-    assert victim is not prompt
+    assert victim is {"prompt": prompt, "large": large}[gives_way]
 
 
 def test_at_its_ceiling_a_tenant_gives_way_to_itself_though_another_has_borrowed_more() -> None:

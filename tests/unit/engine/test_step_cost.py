@@ -108,12 +108,13 @@ WAITS = [
 def test_a_step_looks_at_no_more_requests_where_more_wait(
     waits: Callable[[SchedulingPolicy, int], SchedulerHarness], policy: type[SchedulingPolicy]
 ) -> None:
-    few, many = waits(policy(), FEW), waits(policy(), MANY)
+    harnesses = [waits(policy(), count) for count in (FEW, FEW, MANY)]
 
-    costs = [count_instructions(harness.scheduler.schedule) for harness in (few, many)]
+    # Since Python 3.12 code is only counted in full from its second run on.
+    _, few, many = [count_instructions(harness.scheduler.schedule) for harness in harnesses]
 
-    assert len(many.scheduler.waiting) >= MANY - ROOMY.max_num_seqs
-    assert costs[1] <= 1.05 * costs[0]
+    assert len(harnesses[-1].scheduler.waiting) >= MANY - ROOMY.max_num_seqs
+    assert many <= 1.05 * few
 
 
 def test_nor_does_the_engine_around_it(tmp_path: Path) -> None:
