@@ -14,6 +14,7 @@ from loraplex.engine.block_map import block_map
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.detokenizer import Detokenizer
 from loraplex.engine.errors import RequestRejected
+from loraplex.engine.idle_check import IdleCheck
 from loraplex.engine.protocol import (
     BlockMap,
     EngineInfo,
@@ -62,6 +63,7 @@ class LLMEngine:
         self._seeds = RequestSeeds(config.seed)
         self._metrics = StepMetrics()
         self._adapters = AdapterDesk(parts.lora)
+        self._check = IdleCheck(parts.scheduler.kv)
         self.info = _describe(config, parts)
         self._base_prompts = BasePromptDesk(
             parts.scheduler, parts.tokenizer, self.info.max_model_len, self.info.vocab_size
@@ -119,7 +121,6 @@ class LLMEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request and frees what it holds; no event follows. Unknown ids are ignored."""
         self._scheduler.abort(request_id)
-        self._check_when_idle()
 
     def step(self) -> list[Event]:
         """Computes once and returns what became of it; also the outcomes of registrations."""
@@ -135,7 +136,6 @@ class LLMEngine:
         self._base_prompts.count(updates)
         in_use = self._scheduler.adapters_in_use
         outcomes = [*self._adapters.outcomes(in_use), *self._base_prompts.outcomes()]
-        self._check_when_idle()
         return [*failed, *map(self._event, updates), *outcomes]
 
     def register_adapter(self, command: RegisterAdapter) -> None:
@@ -163,12 +163,19 @@ class LLMEngine:
         self._base_prompts.retire(command)
 
     def prepare(self) -> bool:
-        """Does a piece of work that saves time later; for when there is nothing else to do.
+        """Does a piece of work that saves time later, and in the end proves the books; for when
+        there is nothing else to do.
 
         Returns:
             Whether there is more.
+
+        Raises:
+            RuntimeError: the books of KV memory do not balance; nothing should be served from it.
         """
-        return self._runner.prepare() or self._parts.warmth.prepare()
+        if self._runner.prepare() or self._parts.warmth.prepare():
+            return True
+        self._check.run()
+        return False
 
     def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
         """Changes floors, ceilings and weights, from the next step on.
@@ -279,10 +286,6 @@ class LLMEngine:
             stop_reason=sequence.stop_reason if update.finish_reason else None,
             usage=_usage(sequence) if update.finish_reason else None,
         )
-
-    def _check_when_idle(self) -> None:
-        if not self._scheduler.running and not self._scheduler.waiting:
-            self._scheduler.kv.check_integrity()
 
 
 def _invalid(message: str, param: str) -> RequestRejected:
