@@ -56,7 +56,10 @@ class WholeEngine:
     read in each.
     """
 
-    def __init__(self, setup: Setup, num_host_slots: int, folder: Path, disk_bytes: int) -> None:
+    def __init__(
+        self, setup: Setup, num_host_slots: int, folder: Path | None = None, disk_bytes: int = 0
+    ) -> None:
+        """`folder`: of the disk tier; None: there is none."""
         self.setup = setup
         self._num_host_slots, self._folder, self._disk_bytes = num_host_slots, folder, disk_bytes
         self.answers: dict[tuple[str, int], Answer] = {}

@@ -243,6 +243,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert rejection.code in codes
 
     def teardown(self) -> None:
+        try:
+            self.all_comes_to_its_end()
+        finally:
+            self.whole.engine.close()
+            self.folder.cleanup()
+
+    def all_comes_to_its_end(self) -> None:
         self.whole.run(max_steps=500 + 80 * len(self.asked))
         for ref in self.published:
             self.retire_prompt(ref)
@@ -252,8 +259,6 @@ class EngineMachine(RuleBasedStateMachine):
             assert all(asked.sequence.num_preemptions <= 2 for asked in self.asked.values())
         for request_id, asked in self.asked.items():
             self.answer_is_as_if_alone(request_id, asked)
-        self.whole.engine.close()
-        self.folder.cleanup()
 
     def nothing_is_held(self) -> None:
         self.whole.check_books()
@@ -295,8 +300,8 @@ class SlidingFirstMachine(EngineMachine):
     setup = replace(TIGHT, groups=[KVGroup((1,), None), KVGroup((0,), 6)])
 
 
-EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
-SlidingFirstMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25)
+EngineMachine.TestCase.settings = settings(max_examples=32, stateful_step_count=25)
+SlidingFirstMachine.TestCase.settings = settings(max_examples=16, stateful_step_count=25)
 TestEngineMachine = EngineMachine.TestCase
 TestSlidingFirstMachine = SlidingFirstMachine.TestCase
 
