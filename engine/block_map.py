@@ -22,7 +22,7 @@ def block_map(pool: BlockPool, request_id: str) -> BlockMap:
     reference counts are rounded down to powers of two, then the owners of the fewest blocks are
     counted as one, without a name.
     """
-    counts = Counter(_describe(block, pool) for block in pool.blocks)
+    counts = _count(pool)
     limit = LIMIT_BYTES * -(-len(pool.blocks) // LIMIT_BLOCKS)
     exact = _encode(counts, request_id, is_rounded=False)
     if _size(exact) <= limit:
@@ -36,12 +36,18 @@ def block_map(pool: BlockPool, request_id: str) -> BlockMap:
         num_owners //= 2
 
 
-def _describe(block: KVCacheBlock, pool: BlockPool) -> tuple[str, BlockState, int]:
-    if block is pool.null_block:
-        return NOBODY, BlockState.NULL, 0
-    if block.ref_count == 0:
-        state = BlockState.BLANK if block.key is None else BlockState.CACHED
-    elif block.account == OPERATOR:
+def _count(pool: BlockPool) -> Counts:
+    """Looks at held blocks only: of the others the pool keeps count, and they may be very many."""
+    counts = Counter(_describe(block) for block in pool.blocks if block.ref_count)
+    counts[NOBODY, BlockState.NULL, 0] = 1
+    counts[NOBODY, BlockState.BLANK, 0] = pool.num_free - pool.num_cached
+    for account in pool.budgets.accounts:
+        counts[account.name, BlockState.CACHED, 0] = account.cached
+    return +counts
+
+
+def _describe(block: KVCacheBlock) -> tuple[str, BlockState, int]:
+    if block.account == OPERATOR:
         state = BlockState.BASE_PROMPT
     else:
         state = BlockState.HELD if block.ref_count == 1 else BlockState.SHARED
