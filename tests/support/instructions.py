@@ -8,12 +8,21 @@ from typing import Any
 
 def count_instructions(call: Callable[[], object]) -> int:
     """The bytecode instructions that a call executes, in all that it calls in turn."""
+    return _count(call, "opcode")
+
+
+def count_lines(call: Callable[[], object]) -> int:
+    """The lines of Python that a call runs, in all that it calls in turn."""
+    return _count(call, "line")
+
+
+def _count(call: Callable[[], object], counted: str) -> int:
     count = 0
 
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        count += event == "opcode"
+        frame.f_trace_lines, frame.f_trace_opcodes = counted == "line", counted == "opcode"
+        count += event == counted
         return trace
 
     before = sys.gettrace()

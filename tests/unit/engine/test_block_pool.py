@@ -1,12 +1,11 @@
 """The pool's book balances, and a free block remembers its prefix until it is handed out."""
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.instructions import count_lines
 
 from loraplex.engine.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
 
@@ -164,20 +163,7 @@ def lines_run(operation: str, num_blocks: int) -> int:
         "find": lambda: pool.find(0, b"7", TOKENS),
         "remember": lambda: pool.remember(held, 0, b"new", TOKENS),
     }[operation]
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> object:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    finally:
-        sys.settrace(before)
-    return count
+    return count_lines(run)
 
 
 def free_but_held(pool: BlockPool) -> None:
