@@ -1,6 +1,5 @@
 """An adapter's activation is chosen when it is registered, shown, and never changed silently."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from support.adapters import PEFT_NOISE, write_adapter
 from support.architectures import write_checkpoint
 from support.engines import (
     drain,
-    make_engine,
     publish,
     register,
     request,
@@ -49,13 +47,6 @@ def activated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a") / "activated"
     config = {"target_modules": "all-linear", "alora_invocation_tokens": [5, 6]}
     return write_adapter(model, folder, **config)
-
-
-@pytest.fixture
-def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    engine = make_engine(model, tmp_path / "store", kernels="naive")
-    yield engine
-    engine.close()
 
 
 def test_by_default_an_adapter_acts_as_it_was_trained(

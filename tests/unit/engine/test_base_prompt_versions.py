@@ -1,10 +1,8 @@
 """Base prompts change by versions, and leave when the last user of theirs is gone."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.architectures import write_checkpoint
 from support.engines import drain, make_engine, publish, request, retire, run, run_one
 
 from loraplex.engine.budgets import OPERATOR
@@ -23,26 +21,6 @@ from loraplex.engine.protocol import (
 OLD = [(7 * i + 3) % 300 + 3 for i in range(22)]
 NEW = [*OLD[:14], *[(11 * i + 5) % 300 + 3 for i in range(13)]]
 REST = [11, 12, 13, 14, 15]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("base"), "gemma3_text")
-
-
-@pytest.fixture
-def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    engine = make_engine(model, tmp_path / "store", kernels="naive")
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def cold(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    """An engine without base prompts."""
-    engine = make_engine(model, tmp_path / "store", kernels="naive", max_num_batched_tokens=64)
-    yield engine
-    engine.close()
 
 
 def test_a_request_ends_on_the_version_that_it_began_with(

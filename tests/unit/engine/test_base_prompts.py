@@ -1,11 +1,7 @@
 """Base prompts: published once, shared by everybody in full, retired when the last user is gone."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from support.architectures import write_checkpoint
-from support.engines import Choice, drain, make_engine, publish, request, retire, run, run_one
+from support.engines import Choice, drain, publish, request, retire, run, run_one
 
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.llm_engine import LLMEngine
@@ -21,26 +17,6 @@ from loraplex.engine.protocol import (
 BLOCK = 4
 PROMPT = [(7 * i + 3) % 300 + 3 for i in range(22)]  # five blocks and a half
 REST = [11, 12, 13, 14, 15]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("base"), "gemma3_text")
-
-
-@pytest.fixture
-def engine(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    engine = make_engine(model, tmp_path / "store", kernels="naive")
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def cold(model: Path, tmp_path: Path) -> Iterator[LLMEngine]:
-    """An engine without base prompts."""
-    engine = make_engine(model, tmp_path / "store", kernels="naive", max_num_batched_tokens=64)
-    yield engine
-    engine.close()
 
 
 def cached(choice: Choice) -> int:
