@@ -19,7 +19,8 @@ from loraplex.adapters.layers import (
 )
 from loraplex.adapters.targets import TargetCatalogue, TargetKind
 from loraplex.adapters.weights import LoRAWeights
-from loraplex.kernels.dispatch import NAIVE, Kernels
+from loraplex.kernels.dispatch import NAIVE
+from loraplex.kernels.kernel_set import Kernels
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
 

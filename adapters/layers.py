@@ -7,7 +7,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from loraplex.kernels.dispatch import NAIVE, Kernels
+from loraplex.kernels.dispatch import NAIVE
+from loraplex.kernels.kernel_set import Kernels
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRATable
 

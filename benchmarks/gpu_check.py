@@ -101,7 +101,7 @@ def _run(group: str, seconds: float, records: Records, options: argparse.Namespa
 
 def _child(options: argparse.Namespace) -> int:
     if options.interpret:
-        import support.triton_interpreter  # noqa: F401, PLC0415 - before anything imports Triton
+        import support.kernels.triton_interpreter  # noqa: F401, PLC0415 - before anything imports Triton
     from gpu.child import run  # noqa: PLC0415
 
     run(options.child, Records(options.json), options.interpret, options.deadline)

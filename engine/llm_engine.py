@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from loraplex.engine.activation import adapter_start
-from loraplex.engine.adapter_desk import AdapterDesk
-from loraplex.engine.assembly import EngineParts, assemble
-from loraplex.engine.base_prompt_desk import BasePromptDesk
-from loraplex.engine.block_map import block_map
+from loraplex.adapters.activation import adapter_start
+from loraplex.engine.build.engine import EngineParts, assemble
+from loraplex.engine.commands.adapters import AdapterDesk
+from loraplex.engine.commands.base_prompts import BasePromptDesk
+from loraplex.engine.commands.block_map import block_map
+from loraplex.engine.commands.stats import StepMetrics
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.detokenizer import Detokenizer
 from loraplex.engine.errors import RequestRejected
-from loraplex.engine.idle_check import IdleCheck
+from loraplex.engine.kv.idle_check import IdleCheck
 from loraplex.engine.protocol import (
     BlockMap,
     EngineInfo,
@@ -34,10 +34,9 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
     Usage,
 )
-from loraplex.engine.request_seed import RequestSeeds
-from loraplex.engine.scheduler import SequenceUpdate
-from loraplex.engine.sequence import Sequence
-from loraplex.engine.step_metrics import StepMetrics
+from loraplex.engine.scheduling.scheduler import SequenceUpdate
+from loraplex.engine.sequence import RequestSeeds, Sequence
+from loraplex.engine.text.detokenizer import Detokenizer
 
 NO_MEMORY = "There is no memory left that this request could ever have."
 

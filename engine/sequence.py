@@ -1,11 +1,12 @@
 """Sequence: the tokens and counters of one generation."""
 
+import hashlib
+import struct
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
 from loraplex.adapters.manifest import AdapterRef
-from loraplex.engine.block_key import BlockKeys
-from loraplex.engine.detokenizer import Detokenizer
 from loraplex.engine.protocol import (
     BasePromptRef,
     FinishReason,
@@ -13,8 +14,21 @@ from loraplex.engine.protocol import (
     PositionLogprobs,
 )
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.detokenizer import Detokenizer
 
 _ids = count()
+
+
+@dataclass
+class BlockKeys:
+    """The keys of one sequence's full blocks, in two chains; `PrefixKeys` extends them."""
+
+    base: list[bytes] = field(default_factory=list)  # as the base model fills the blocks
+    adapted: list[bytes] = field(default_factory=list)  # as the sequence's adapter does
+    num_public: int = 0  # leading blocks of `base` that everybody may share
+
+    def copy(self) -> "BlockKeys":
+        return BlockKeys(list(self.base), list(self.adapted), self.num_public)
 
 
 class SequenceStatus(Enum):
@@ -136,3 +150,18 @@ class Sequence:
         self.status = SequenceStatus.FINISHED
         self.finish_reason = reason
         self.stop_reason = stop_reason
+
+
+class RequestSeeds:
+    """A request's own seed, or one drawn from the engine's seed in order of arrival."""
+
+    def __init__(self, engine_seed: int) -> None:
+        self._engine_seed = engine_seed
+        self._arrivals = count()
+
+    def of(self, request: GenerateRequest) -> int:
+        if request.sampling.seed is not None:
+            return request.sampling.seed
+        drawn = struct.pack("<qq", self._engine_seed, next(self._arrivals))
+        digest = hashlib.blake2b(drawn, digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)

@@ -17,7 +17,6 @@ import msgspec
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import RequestRejected, StartRefused
-from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     AbortRequest,
     BlockMap,
@@ -40,6 +39,7 @@ from loraplex.engine.protocol import (
     TenantSharesSet,
     UnregisterAdapter,
 )
+from loraplex.engine.server_socket import Mailbox
 
 EXIT_FAILED = 1  # a step failed; a fresh start may help
 EXIT_REFUSED = 3  # a restart would not help

@@ -13,8 +13,8 @@ from peft import PeftModel
 from rich.progress import track
 from transformers import AutoModelForCausalLM
 
-from loraplex.engine.chat_template import DEFAULT_STOP
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.chat_template import DEFAULT_STOP
+from loraplex.engine.text.tokenizer import Tokenizer
 
 Score = Callable[[Example, str], dict[str, float]]  # measure -> 0 ... 1, for one answer
 

@@ -32,7 +32,7 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.supervisor import EngineSupervisor
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
 MODEL = Path("~/.loraplex/models/gemma-3-270m").expanduser()

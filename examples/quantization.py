@@ -18,7 +18,6 @@ from examples.prepare_model import default_folder
 from examples.training import ADAPTERS, prompt_text
 
 from loraplex.adapters.manifest import AdapterRef
-from loraplex.engine.chat_template import DEFAULT_STOP
 from loraplex.engine.config import QUANTIZATIONS, EngineConfig
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
@@ -29,7 +28,8 @@ from loraplex.engine.protocol import (
     TokenEvent,
 )
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.chat_template import DEFAULT_STOP
+from loraplex.engine.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "quantization.json"
 NAMES = ("support", "json", "sql")

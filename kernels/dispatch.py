@@ -2,10 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +11,16 @@ from loraplex.kernels.attention import cpu as attention_cpu
 from loraplex.kernels.attention import naive as attention_naive
 from loraplex.kernels.draw import cpu as draw_cpu
 from loraplex.kernels.draw import naive as draw_naive
-from loraplex.kernels.draw.settings import DrawSettings
 from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
 from loraplex.kernels.gated_activation import naive as gated_activation_naive
 from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
 from loraplex.kernels.int8_linear import naive as int8_linear_naive
+from loraplex.kernels.kernel_set import Kernels
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.linear import cpu as linear_cpu
-from loraplex.kernels.linear.format import LinearFormat
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
-from loraplex.kernels.lora.batch import LoRABatch
-from loraplex.kernels.lora.operands import LoRATable
 from loraplex.kernels.native.build import NativeUnavailable
 from loraplex.kernels.native.huge_pages import HugePages
 from loraplex.kernels.native.library import native
@@ -38,32 +32,6 @@ from loraplex.kernels.sampling import cpu as sampling_cpu
 from loraplex.kernels.sampling import naive as sampling_naive
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """One implementation of each operation; their contracts stand in the naive modules."""
-
-    name: str
-    paged_attention: Callable[..., Tensor]
-    write_cache: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
-    gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
-    scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
-    lora_table: Callable[[int], LoRATable]  # of so many slots, as `add_lora` takes it
-    add_lora: Callable[[Tensor, Tensor, Any, LoRABatch], None]
-    embedding_lora_table: Callable[[int], LoRATable]
-    add_embedding_lora: Callable[[Tensor, Tensor, Any, LoRABatch, float], None]
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    rms_norm_rounding_first: Callable[[Tensor, Tensor, float], Tensor]
-    rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    gated_silu: Callable[[Tensor], Tensor]
-    gated_gelu_tanh: Callable[[Tensor], Tensor]
-    argmax: Callable[[Tensor], Tensor]
-    draw: Callable[[Tensor, Tensor, DrawSettings, Tensor], Tensor]
-    empty: Callable[..., Tensor]  # (shape..., dtype=, device=), for what is read in long streams
-    linears: LinearFormat | None  # None: torch's own linears
-    int8_linears: LinearFormat | None
 
 
 def _empty_in_huge_pages(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

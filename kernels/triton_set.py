@@ -6,9 +6,9 @@ import torch
 import triton
 
 from loraplex.kernels.attention import triton as attention_triton
-from loraplex.kernels.dispatch import Kernels
 from loraplex.kernels.draw import naive as draw_naive
 from loraplex.kernels.gated_activation import triton as gated_activation_triton
+from loraplex.kernels.kernel_set import Kernels
 from loraplex.kernels.kv_cache import triton as kv_cache_triton
 from loraplex.kernels.lora import triton as lora_triton
 from loraplex.kernels.lora.triton_table import EmbeddingLoRATable, LoRATable

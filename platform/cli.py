@@ -104,7 +104,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
 )
 def capacity(context: typer.Context) -> None:
     """Say what a model's KV cache costs and how many sequences fit."""
-    command = [sys.executable, "-P", "-m", "loraplex.engine.capacity", *context.args]
+    command = [sys.executable, "-P", "-m", "loraplex.engine.build.capacity", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import uvicorn
 from rich.console import Console
 
-from loraplex.platform.app import create_app
 from loraplex.platform.banner import StartDisplay, banner
 from loraplex.platform.config import Settings
-from loraplex.platform.deployment import Deployment
+from loraplex.platform.engines.deployment import Deployment
 from loraplex.platform.errors import StartFailed
+from loraplex.platform.http.app import create_app
 
 SHUTDOWN_SECONDS = 10  # for answers under way
 

@@ -3,11 +3,11 @@
 import pytest
 
 pytest_plugins = [
-    "support.triton_interpreter",  # first: kernels are decorated for it or for a GPU
-    "support.demo_model",
+    "support.kernels.triton_interpreter",  # first: kernels are decorated for it or for a GPU
+    "support.models.demo_model",
     "support.hypothesis_profile",
-    "support.native_kernels",
-    "support.poisoned_memory",
+    "support.kernels.native_kernels",
+    "support.kernels.poisoned_memory",
 ]
 
 

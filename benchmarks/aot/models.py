@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention.spans import QuerySpans
-from loraplex.kernels.dispatch import Kernels
+from loraplex.kernels.kernel_set import Kernels
 from loraplex.kernels.kv_cache.triton import gather_blocks, scatter_blocks
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.triton_set import triton_kernels

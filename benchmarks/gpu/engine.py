@@ -12,7 +12,7 @@ import torch
 from gpu.case import LAUNCH, Fact, Machine
 from gpu.models import ONE_BILLION, SMALL, TINY, Size, write_adapters, write_model
 from gpu.peft_peer import Peft
-from support.engines import drain, register, request
+from support.engine.engines import drain, register, request
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.config import EngineConfig

@@ -9,7 +9,7 @@ import torch
 from gpu.case import Machine
 from safetensors.torch import save_file
 from serving.make_adapters import PROJECTIONS, projection_shapes, random_weights
-from support.tokenizers import write_tokenizer
+from support.models.tokenizers import write_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 

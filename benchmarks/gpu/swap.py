@@ -8,10 +8,11 @@ import torch
 from gpu.case import FLOORS, Case, Fact, Machine
 from torch import Tensor
 
-from loraplex.engine.block_storage import BlockStorage
-from loraplex.engine.swap.cuda_transfers import CudaTransfers
-from loraplex.engine.swap.host_arena import HostArena
-from loraplex.engine.swap.transfers import BlockMoves, HostTransfers, Transfers
+from loraplex.engine.kv.tiers import Transfers
+from loraplex.engine.step import BlockMoves
+from loraplex.engine.worker.host_arena import HostArena
+from loraplex.engine.worker.kv_cache import BlockStorage
+from loraplex.engine.worker.transfers import CudaTransfers, HostTransfers
 from loraplex.kernels.dispatch import choose_kernels
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from loraplex.engine.capacity import CapacityQuestion, capacity
-from loraplex.engine.model_loader import read_config
+from loraplex.engine.build.capacity import CapacityQuestion, capacity
+from loraplex.engine.model.loader import read_config
 
 KEY = "benchmark-key"
 MIB = 2**20

@@ -23,12 +23,12 @@ from statistics import median
 
 from driver import open_engine, parser, random_prompt, request, save, show
 
-from loraplex.engine.fair_policy import FairPolicy
 from loraplex.engine.llm_engine import LLMEngine
-from loraplex.engine.policy import FCFSPolicy, SchedulingPolicy
+from loraplex.engine.scheduling.fair_share import FairPolicy
+from loraplex.engine.scheduling.policy import FCFSPolicy, SchedulingPolicy
+from loraplex.engine.scheduling.queues import WaitingQueue
+from loraplex.engine.scheduling.service_ledger import price
 from loraplex.engine.sequence import Sequence
-from loraplex.engine.service_ledger import price
-from loraplex.engine.waiting_queue import WaitingQueue
 
 POLICIES: dict[str, type[SchedulingPolicy]] = {"fair": FairPolicy, "fcfs": FCFSPolicy}
 CASES: dict[str, tuple[float, ...]] = {

@@ -16,9 +16,9 @@ from statistics import median
 
 from driver import open_engine, parser, random_prompt, request, save, show
 
+from loraplex.engine.kv.offload.manager import SwapManager
 from loraplex.engine.llm_engine import LLMEngine
-from loraplex.engine.swap.swap_manager import SwapManager
-from loraplex.engine.swap.transfers import BlockMoves
+from loraplex.engine.step import BlockMoves
 
 REPEATS = 5
 HOST_BYTES = 512 << 20

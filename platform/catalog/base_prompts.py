@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import PromptRejected
 from loraplex.engine.protocol import BasePromptRef, PublishBasePrompt
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.errors import BasePromptNotFound, SettingsRefused
 from loraplex.platform.inference.schemas import Message
 

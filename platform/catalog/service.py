@@ -9,7 +9,7 @@ from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import AdapterInfo, RegisterAdapter, UnregisterAdapter
-from loraplex.platform.auth import Principal, TenantId
+from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.catalog.base_prompts import BasePrompt
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.catalog.base_prompts import BasePrompt, Messages
 
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from loraplex.platform.auth import Principal, current_principal
+from loraplex.platform.auth.principal import Principal, current_principal
 from loraplex.platform.catalog.service import Model
-from loraplex.platform.deployment import Deployment, current_deployment
+from loraplex.platform.engines.deployment import Deployment, current_deployment
 from loraplex.platform.inference.chat import ChatRenderer
 from loraplex.platform.inference.completions import CompletionRenderer
 from loraplex.platform.inference.generation import Generation, run

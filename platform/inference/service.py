@@ -10,8 +10,8 @@ from pathlib import Path
 from loraplex.engine.client import STARTING, EngineClient
 from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
-from loraplex.engine.tokenizer import Tokenizer
-from loraplex.platform.auth import Principal
+from loraplex.engine.text.tokenizer import Tokenizer
+from loraplex.platform.auth.principal import Principal
 from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from loraplex.platform.error_handlers import api_error_of
+from loraplex.platform.http.error_handlers import api_error_of
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.responses import Usage
 from loraplex.platform.inference.results import ChoiceResult, UsageTally, collect

@@ -10,13 +10,13 @@ from fastapi.routing import APIRoute
 from typer.main import get_command
 
 from loraplex.engine.protocol import EngineStats, FailureCode
-from loraplex.platform import operations
 from loraplex.platform.cli import app
 from loraplex.platform.config import PREFIX, Settings
 from loraplex.platform.errors import ApiError
+from loraplex.platform.http import operations
 from loraplex.platform.inference import endpoints as inference
 from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
-from loraplex.platform.metrics import Metrics
+from loraplex.platform.observability.metrics import Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 LAYERS = ("kernels", "adapters", "engine", "platform")

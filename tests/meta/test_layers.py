@@ -17,7 +17,7 @@ WINDOW = (  # what the platform may see of the layers that use torch
     "loraplex.engine.protocol",
     "loraplex.engine.sampling_params",
     "loraplex.engine.supervisor",
-    "loraplex.engine.tokenizer",
+    "loraplex.engine.text.tokenizer",
 )
 MAY_IMPORT = {
     "kernels": ("loraplex.kernels",),

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.adapters import (
+from support.models.adapters import (
     PEFT_NOISE,
     Served,
     peft_logits,
     write_adapter,
 )
-from support.architectures import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from support.models.architectures import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from loraplex.kernels.lora.batch import BASE_SLOT

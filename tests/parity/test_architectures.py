@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.architectures import (
+from support.engine.engines import Choice, make_engine, request, run
+from support.models.architectures import (
     ARCHITECTURES,
     VOCAB_SIZE,
     WINDOW,
     load_reference,
     write_checkpoint,
 )
-from support.engines import Choice, make_engine, request, run
 from transformers import PreTrainedModel
 
 from loraplex.engine.llm_engine import LLMEngine

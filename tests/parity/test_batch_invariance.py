@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters import PEFT_NOISE, write_adapter
 from support.alike import assert_alike
-from support.architectures import VOCAB_SIZE, write_checkpoint
-from support.engines import Choice, make_engine, register, request, run, run_one
+from support.engine.engines import Choice, make_engine, register, request, run, run_one
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import VOCAB_SIZE, write_checkpoint
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.llm_engine import LLMEngine

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from support.adapters import PEFT_NOISE, write_adapter
-from support.architectures import VOCAB_SIZE, load_reference, write_checkpoint
-from support.engines import drain, make_engine, register, request, run, run_one, try_register
+from support.engine.engines import drain, make_engine, register, request, run, run_one, try_register
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import VOCAB_SIZE, load_reference, write_checkpoint
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.errors import RequestRejected

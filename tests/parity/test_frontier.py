@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import ARCHITECTURES, load_reference, write_checkpoint
+from support.models.architectures import ARCHITECTURES, load_reference, write_checkpoint
 
 from loraplex.adapters.frontier import frontier
 from loraplex.adapters.targets import TargetCatalogue

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
-from support.engines import Choice, make_engine, request, run
+from support.engine.engines import Choice, make_engine, request, run
+from support.models.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 

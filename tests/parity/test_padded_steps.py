@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.adapters import PEFT_NOISE, write_adapter
-from support.architectures import write_checkpoint
-from support.engines import make_engine, register, request, run
+from support.engine.engines import make_engine, register, request, run
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import write_checkpoint
 
 from loraplex.engine.llm_engine import LLMEngine
-from loraplex.engine.step_buffers import StepBuffers, StepSize
-from loraplex.engine.step_graphs import StepGraphs
+from loraplex.engine.worker.replay.cuda_graphs import StepGraphs
+from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
 
 pytestmark = PEFT_NOISE
 

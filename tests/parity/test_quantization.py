@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.architectures import VOCAB_SIZE, write_checkpoint
-from support.engines import make_engine, request, run_one
+from support.engine.engines import make_engine, request, run_one
+from support.models.architectures import VOCAB_SIZE, write_checkpoint
 
 from loraplex.engine.errors import ConfigRefused
 

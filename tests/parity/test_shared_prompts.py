@@ -8,9 +8,9 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from support.adapters import PEFT_NOISE, peft_logits, write_adapter
-from support.architectures import VOCAB_SIZE, load_reference, write_checkpoint
-from support.engines import Choice, make_engine, publish, register, request, run, run_one
+from support.engine.engines import Choice, make_engine, publish, register, request, run, run_one
+from support.models.adapters import PEFT_NOISE, peft_logits, write_adapter
+from support.models.architectures import VOCAB_SIZE, load_reference, write_checkpoint
 from transformers import DynamicCache
 
 from loraplex.adapters.manifest import Activation

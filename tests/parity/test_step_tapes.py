@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.adapters import PEFT_NOISE, write_adapter
-from support.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
-from support.captures import check_steps
-from support.engines import Choice, drain, make_engine, register, request, run
+from support.engine.engines import Choice, drain, make_engine, register, request, run
+from support.kernels.captures import check_steps
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import ARCHITECTURES, VOCAB_SIZE, WINDOW, write_checkpoint
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.llm_engine import LLMEngine

@@ -10,11 +10,11 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.adapters import PEFT_NOISE, write_adapter
 from support.alike import assert_alike
-from support.architectures import write_checkpoint
-from support.engines import Choice, make_engine, register, request, run
-from support.preempting import flush_cache, preempt_all
+from support.engine.engines import Choice, make_engine, register, request, run
+from support.engine.preempting import flush_cache, preempt_all
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import write_checkpoint
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.llm_engine import LLMEngine

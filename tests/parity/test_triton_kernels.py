@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.adapters import PEFT_NOISE, write_adapter
-from support.architectures import VOCAB_SIZE, write_checkpoint
-from support.engines import Choice, make_engine, register, request, run
+from support.engine.engines import Choice, make_engine, register, request, run
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import VOCAB_SIZE, write_checkpoint
 
 pytestmark = PEFT_NOISE
 

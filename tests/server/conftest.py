@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from support.adapters import write_adapter
-from support.architectures import write_checkpoint
+from support.models.adapters import write_adapter
+from support.models.architectures import write_checkpoint
 from support.server import Server, running_server
 
 MAX_MODEL_LEN = 2048

@@ -8,11 +8,11 @@ from pathlib import Path
 import openai
 import pytest
 from openai import OpenAI
-from support.adapters import write_adapter
+from support.models.adapters import write_adapter
+from support.models.tokenizers import write_tokenizer
 from support.server import Server, running_server
-from support.tokenizers import write_tokenizer
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.server
 

@@ -3,10 +3,10 @@
 import pytest
 from openai import OpenAI
 from openai.types import Completion
+from support.models.tokenizers import write_tokenizer
 from support.server import Server
-from support.tokenizers import write_tokenizer
 
-from loraplex.engine.tokenizer import Tokenizer
+from loraplex.engine.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.server
 

@@ -1,7 +1,7 @@
 """What two answers must have in common."""
 
 import pytest
-from support.engines import Choice
+from support.engine.engines import Choice
 
 
 def assert_alike(given: Choice, expected: Choice) -> None:

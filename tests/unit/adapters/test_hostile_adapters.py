@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.adapters import (
+from support.models.adapters import (
     PEFT_NOISE,
     Served,
     Tensors,
@@ -18,7 +18,7 @@ from support.adapters import (
     edit_tensors,
     write_adapter,
 )
-from support.architectures import VOCAB_SIZE, write_checkpoint
+from support.models.architectures import VOCAB_SIZE, write_checkpoint
 
 from loraplex.adapters.errors import AdapterRejected
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.adapters import PEFT_NOISE, Served, write_adapter
-from support.architectures import VOCAB_SIZE, load_reference, write_checkpoint
+from support.models.adapters import PEFT_NOISE, Served, write_adapter
+from support.models.architectures import VOCAB_SIZE, load_reference, write_checkpoint
 
 from loraplex.adapters.layers import FusedLinear, FusedMember, LoRALinear
 

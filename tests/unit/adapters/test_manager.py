@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.adapters import PEFT_NOISE, Served, edit_config, edit_tensors, write_adapter
-from support.architectures import write_checkpoint
+from support.models.adapters import PEFT_NOISE, Served, edit_config, edit_tensors, write_adapter
+from support.models.architectures import write_checkpoint
 
 from loraplex.adapters.errors import (
     AdapterInUse,

@@ -8,7 +8,7 @@ import pytest
 from peft import LoraConfig
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
-from support.architectures import VOCAB_SIZE, load_reference, write_checkpoint
+from support.models.architectures import VOCAB_SIZE, load_reference, write_checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from loraplex.adapters.errors import AdapterRejected

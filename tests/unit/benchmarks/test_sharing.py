@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.architectures import write_checkpoint
+from support.models.architectures import write_checkpoint
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "sharing"
 COMMANDS = [file for file in sorted(FOLDER.glob("*.py")) if "def main(" in file.read_text()]

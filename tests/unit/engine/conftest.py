@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.architectures import write_checkpoint
-from support.engines import make_engine
+from support.engine.engines import make_engine
+from support.models.architectures import write_checkpoint
 
 from loraplex.engine.llm_engine import LLMEngine
 

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.adapters import PEFT_NOISE, write_adapter
-from support.architectures import write_checkpoint
-from support.engines import (
+from support.engine.engines import (
     drain,
     publish,
     register,
@@ -14,6 +12,8 @@ from support.engines import (
     run_one,
     try_register,
 )
+from support.models.adapters import PEFT_NOISE, write_adapter
+from support.models.architectures import write_checkpoint
 
 from loraplex.adapters.manifest import Activation
 from loraplex.engine.errors import RequestRejected

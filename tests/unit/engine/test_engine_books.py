@@ -19,15 +19,15 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.kv import adapter_ref
-from support.scheduling import Answer, Setup, generate_request, undisturbed
-from support.toy_adapters import FRONTIERS, TENANTS
-from support.whole_engine import WholeEngine
+from support.engine.kv import adapter_ref
+from support.engine.scheduling import Answer, Setup, generate_request, undisturbed
+from support.engine.whole_engine import WholeEngine
+from support.models.toy_adapters import FRONTIERS, TENANTS
 
 from loraplex.adapters.manifest import Activation, AdapterRef
-from loraplex.engine.budgets import OPERATOR
 from loraplex.engine.errors import RequestRejected
-from loraplex.engine.kv_groups import KVGroup
+from loraplex.engine.kv.budgets import OPERATOR
+from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.protocol import (
     BasePromptRef,
     FailureCode,

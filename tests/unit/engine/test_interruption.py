@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.preempting import flush_cache, preempt_all
-from support.scheduling import Answer, SchedulerHarness, Setup, generate_request, undisturbed
-from support.swapping import SwappingHarness
+from support.engine.preempting import flush_cache, preempt_all
+from support.engine.scheduling import Answer, SchedulerHarness, Setup, generate_request, undisturbed
+from support.engine.swapping import SwappingHarness
 
 from loraplex.engine.protocol import FinishReason, GenerateRequest
 

@@ -1,8 +1,8 @@
 """Every request has a seed, and an engine started again draws the same ones."""
 
-from support.scheduling import generate_request
+from support.engine.scheduling import generate_request
 
-from loraplex.engine.request_seed import RequestSeeds
+from loraplex.engine.sequence import RequestSeeds
 
 
 def drawn(engine_seed: int, count: int = 5) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support import fake_engine
+from support.engine import fake_engine
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.client import EngineClient

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.paged import Layout, PagedBatch, paged_batch
+from support.kernels.paged import Layout, PagedBatch, paged_batch
 
 from loraplex.kernels.attention import naive
 from loraplex.kernels.attention.cpu import paged_attention

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.paged import Layout, PagedBatch, paged_batch
-from support.triton_interpreter import DEVICE
+from support.kernels.paged import Layout, PagedBatch, paged_batch
+from support.kernels.triton_interpreter import DEVICE
 from torch import Tensor
 
 from loraplex.kernels.attention import naive

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.triton_interpreter import DEVICE
+from support.kernels.triton_interpreter import DEVICE
 from torch import Tensor
 
 from loraplex.kernels.kv_cache import naive, triton

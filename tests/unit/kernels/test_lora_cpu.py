@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.lora import Segment, batch_of, cast, random_operand, run_segments, table_of
+from support.models.lora import Segment, batch_of, cast, random_operand, run_segments, table_of
 
 from loraplex.kernels.lora import cpu, naive
 from loraplex.kernels.lora.batch import LoRABatch

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.lora import Segment, batch_of, fill_table, random_operand, run_segments
+from support.models.lora import Segment, batch_of, fill_table, random_operand, run_segments
 
 from loraplex.kernels.lora import naive
 from loraplex.kernels.lora.operands import LoRAOperand

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.far_rows import far_apart
-from support.lora import Segment, batch_of, cast, fill_table, random_operand
-from support.triton_interpreter import DEVICE, INTERPRETED
+from support.kernels.far_rows import far_apart
+from support.kernels.triton_interpreter import DEVICE, INTERPRETED
+from support.models.lora import Segment, batch_of, cast, fill_table, random_operand
 from torch import Tensor
 
 from loraplex.kernels.lora import naive, triton, triton_tiles

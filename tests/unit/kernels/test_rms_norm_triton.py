@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.far_rows import far_apart
-from support.triton_interpreter import DEVICE, INTERPRETED
+from support.kernels.far_rows import far_apart
+from support.kernels.triton_interpreter import DEVICE, INTERPRETED
 
 from loraplex.kernels.rms_norm import naive, triton
 

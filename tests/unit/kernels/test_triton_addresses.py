@@ -1,8 +1,8 @@
 """Tensors of more than 2**31 numbers. Their memory is never touched but where a kernel works."""
 
 import torch
-from support.paged import Layout, paged_batch
-from support.triton_interpreter import DEVICE
+from support.kernels.paged import Layout, paged_batch
+from support.kernels.triton_interpreter import DEVICE
 from torch import Tensor
 
 from loraplex.kernels.attention.spans import QuerySpans

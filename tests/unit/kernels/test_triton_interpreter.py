@@ -1,4 +1,4 @@
-"""What Triton's interpreter computes with `support.triton_interpreter` is what a GPU computes."""
+"""Triton's interpreter, as set up for these tests, computes what a GPU computes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.triton_interpreter import DEVICE, INTERPRETED, bfloat16_bits, bfloat16_values
+from support.kernels.triton_interpreter import DEVICE, INTERPRETED, bfloat16_bits, bfloat16_values
 from torch import Tensor
 
 NAN, INF = float("nan"), float("inf")

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 
 from loraplex.engine.errors import EngineUnavailable, PromptRejected, RequestRejected
 from loraplex.engine.protocol import FailureCode
-from loraplex.platform.error_handlers import api_error_of
+from loraplex.platform.http.error_handlers import api_error_of
 
 STATUS = {
     FailureCode.INVALID_REQUEST: (400, "invalid_value"),

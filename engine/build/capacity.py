@@ -1,0 +1,160 @@
+"""What a model's KV cache costs, and how many sequences fit: `loraplex capacity MODEL`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from loraplex.adapters.targets import TargetCatalogue
+from loraplex.engine.config import DEVICES, DTYPES
+from loraplex.engine.errors import StartRefused
+from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
+from loraplex.engine.model.loader import (
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    read_config,
+)
+from loraplex.engine.model.probe import ATTENTION, probe_layers
+from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory, readable
+
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The arithmetic of one model's KV cache. Sizes in bytes, lengths in tokens."""
+
+    layers: list[KVLayer]
+    groups: list[KVGroup]
+    dtype: torch.dtype
+    max_model_len: int
+    bytes_per_token: int  # in all layers; behind a sliding window a token costs less
+    bytes_per_block: int  # of one group
+    bytes_per_sequence: int  # of the maximum length, at its peak
+    weights: int
+    adapters: int  # what resident ones may take together
+    cache: int  # what the cache may take
+    sequences: int  # of the maximum length that fit in it
+
+
+@dataclass(frozen=True)
+class CapacityQuestion:
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    block_size: int = 8
+    kv_cache_memory: int | None = None
+    max_adapter_slots: int = 16
+    adapter_memory: int | None = None
+    chunk: int = 1024  # tokens of one step
+
+
+def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
+    """Works the numbers out from a model's config alone: no weights are read or allocated.
+
+    Raises:
+        StartRefused: when the model or a setting cannot be served.
+    """
+    device = choose_device(question.device)
+    dtype = choose_dtype(question.dtype, config, device)
+    length = choose_max_model_len(question.max_model_len, config)
+    model, layers = _model(config)
+    groups = group_layers(layers)
+    memory = KVMemory.of(layers, groups, question.block_size, dtype)
+    weights = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    adapters = question.adapter_memory
+    if adapters is None:
+        numbers = TargetCatalogue.of(model).linear_numbers_per_rank
+        adapters = default_adapter_memory(numbers, question.max_adapter_slots, dtype)
+    cache = question.kv_cache_memory or free_memory(device, reserved=weights + adapters)
+    needed = memory.blocks_at_peak(length, question.chunk)
+    return Capacity(
+        layers=layers,
+        groups=groups,
+        dtype=dtype,
+        max_model_len=length,
+        bytes_per_token=sum(layer.elements(1) for layer in layers) * dtype.itemsize,
+        bytes_per_block=memory.bytes_per_block,
+        bytes_per_sequence=needed * memory.bytes_per_block,
+        weights=weights,
+        adapters=adapters,
+        cache=cache,
+        sequences=max(0, cache // memory.bytes_per_block - 1) // needed,
+    )
+
+
+def _model(config: PretrainedConfig) -> tuple[PreTrainedModel, list[KVLayer]]:
+    """The model, built without memory, and what its layers store."""
+    with torch.device("meta"), torch.inference_mode():
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=ATTENTION, dtype=torch.bfloat16
+        )
+        probe = probe_layers(model)
+    return model, [probe.layers[index] for index in sorted(probe.layers)]
+
+
+def _table(found: Capacity) -> Table:
+    windows = sorted({layer.window for layer in found.layers if layer.window is not None})
+    sliding = sum(layer.window is not None for layer in found.layers)
+    name = str(found.dtype).removeprefix("torch.")
+    per_sequence = found.bytes_per_sequence
+    rows = [
+        ("layers", f"{len(found.layers) - sliding} full, {sliding} sliding {windows or ''}"),
+        ("KV groups", f"{len(found.groups)} of {len(found.groups[0].layers)} layers"),
+        ("bytes per token", f"{found.bytes_per_token:,} ({name})"),
+        ("bytes per block of one group", f"{found.bytes_per_block:,}"),
+        (
+            f"one sequence of {found.max_model_len:,} tokens",
+            f"{per_sequence:,} bytes = {per_sequence / _GB:.2f} GB = {readable(per_sequence)}",
+        ),
+        ("weights", readable(found.weights)),
+        ("memory for resident adapters", readable(found.adapters)),
+        ("memory for the KV cache", readable(found.cache)),
+        (f"sequences of {found.max_model_len:,} tokens that fit", f"{found.sequences:,}"),
+    ]
+    table = Table(show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="loraplex capacity", description=__doc__)
+    parser.add_argument("model", type=Path, help="a Hugging Face folder, or just its config.json")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of KV and weights")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="whose free memory")
+    parser.add_argument("--max-model-len", type=int, help="default: what the config says")
+    parser.add_argument("--block-size", type=int, default=8, help="tokens per block (8)")
+    parser.add_argument("--kv-cache-memory", type=int, help="bytes; default: from what is free")
+    parser.add_argument("--max-adapter-slots", type=int, default=16, help="of all (16)")
+    parser.add_argument("--adapter-memory", type=int, help="bytes; default: rank 16 in each slot")
+    options = parser.parse_args(arguments)
+    folder = options.model.parent if options.model.name == "config.json" else options.model
+    question = CapacityQuestion(
+        options.dtype,
+        options.device,
+        options.max_model_len,
+        options.block_size,
+        options.kv_cache_memory,
+        options.max_adapter_slots,
+        options.adapter_memory,
+    )
+    try:
+        found = capacity(read_config(folder), question)
+    except StartRefused as error:
+        console = Console(stderr=True, highlight=False)
+        console.print(f"loraplex capacity: {error}", style="red", markup=False, soft_wrap=True)
+        return 1
+    Console().print(_table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

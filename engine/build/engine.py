@@ -1,0 +1,278 @@
+"""The parts of one engine, put together in the order in which they need each other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from loraplex.adapters.eviction import CostAwareEviction, EvictionPolicy, LRUEviction
+from loraplex.adapters.injection import LoRASites, inject_lora
+from loraplex.adapters.layers import LoRAContext
+from loraplex.adapters.manager import LoRAManager
+from loraplex.engine.build.offload import add_lower_tiers
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import ConfigRefused, UnsupportedModel
+from loraplex.engine.kv.block_pool import BlockPool
+from loraplex.engine.kv.budgets import OPERATOR
+from loraplex.engine.kv.groups import KVGroup, choose_group_size, group_layers
+from loraplex.engine.kv.keys import BlockKeyScope
+from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.recompute_cost import RecomputeCost, cost_per_token
+from loraplex.engine.model.feed_forward import swap_feed_forward
+from loraplex.engine.model.loader import LoadedModel, load_model
+from loraplex.engine.model.norms import swap_norms
+from loraplex.engine.model.packing import pack_linears
+from loraplex.engine.model.probe import AttentionProbe, probe_layers
+from loraplex.engine.model.rotary import swap_rotary
+from loraplex.engine.protocol import StartProgress
+from loraplex.engine.scheduling.adapter_slots import AdapterGate
+from loraplex.engine.scheduling.fair_share import FairPolicy
+from loraplex.engine.scheduling.policy import FCFSPolicy
+from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from loraplex.engine.scheduling.stop_checker import StopChecker
+from loraplex.engine.text.token_text import TokenText
+from loraplex.engine.worker.attention import AttentionContext, install_attention
+from loraplex.engine.worker.forward import Forward
+from loraplex.engine.worker.kv_cache import KVCache
+from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory
+from loraplex.engine.worker.model_runner import ModelRunner, RecordedSteps
+from loraplex.engine.worker.prefault import MemoryWarmth
+from loraplex.engine.worker.replay.cuda_graphs import CudaCapture, StepGraphs
+from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
+from loraplex.engine.worker.replay.tapes import LARGEST_SAMPLE, StepTapes
+from loraplex.engine.worker.sampler import Sampler
+from loraplex.kernels.dispatch import NAIVE, choose_kernels
+from loraplex.kernels.kernel_set import Kernels
+
+MAX_LOGITS = 1 << 26  # numbers of float32 logits that one step may make for prompt logprobs
+_STAGES = ("Loading weights", "Placing adapters' layers", "Allocating the KV cache")
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    tokenizer_folder: Path
+    lora: LoRAManager
+    scheduler: Scheduler
+    runner: ModelRunner
+    recompute: RecomputeCost
+    warmth: MemoryWarmth
+
+
+def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None]) -> EngineParts:
+    """Loads the model and builds the engine around it.
+
+    Raises:
+        StartRefused: when the model or the settings cannot be served.
+    """
+
+    def begin(stage: int) -> None:
+        on_progress(StartProgress(_STAGES[stage], stage, len(_STAGES)))
+
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    begin(0)
+    loaded = load_model(config)
+    tokenizer_folder = _tokenizer_folder(config, loaded)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    begin(1)
+    with torch.inference_mode():
+        probe = probe_layers(loaded.model)
+    kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
+    context = LoRAContext()
+    sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
+    _put_kernels_in(loaded, probe, kernels)
+    _pack(loaded, config.quantization, kernels)
+    adapter_memory = _adapter_memory(config, loaded, sites)
+    lora = _lora(config, loaded, sites, adapter_memory)
+    begin(2)
+    stops, recompute = StopChecker(loaded.eos_token_ids), RecomputeCost()
+    groups = _groups(config, probe, lora)
+    pool = _pool(config, loaded, probe, groups, adapter_memory)
+    kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
+    scheduler = _scheduler(config, loaded, kv, lora, stops)
+    forward = Forward(loaded, attention, context)
+    recorded = _recorded_steps(config, forward, kv, kernels)
+    transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
+    sampler = Sampler(stops, TokenText(tokenizer), kernels)
+    runner = ModelRunner(forward, cache, sampler, recorded, transfers)
+    return EngineParts(
+        loaded=loaded,
+        tokenizer=tokenizer,
+        tokenizer_folder=tokenizer_folder,
+        lora=lora,
+        scheduler=scheduler,
+        runner=runner,
+        recompute=recompute,
+        warmth=MemoryWarmth(cache.storage, pool),
+    )
+
+
+def _lora(
+    config: EngineConfig, loaded: LoadedModel, sites: LoRASites, device_bytes: int
+) -> LoRAManager:
+    return LoRAManager(
+        sites,
+        store=Path(config.adapter_store),
+        base_names=_base_names(loaded),
+        device_bytes=device_bytes,
+        eviction=_eviction(config),
+    )
+
+
+def _scheduler(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    kv: KVCacheManager,
+    lora: LoRAManager,
+    stops: StopChecker,
+) -> Scheduler:
+    gate = AdapterGate(lora, config.adapter_wait)
+    is_fair = config.scheduling == "fair"
+    policy = FairPolicy(exempt=OPERATOR) if is_fair else FCFSPolicy()
+    return Scheduler(kv, gate, policy, _limits(config, loaded), stops)
+
+
+@torch.inference_mode()
+def _recorded_steps(
+    config: EngineConfig, forward: Forward, kv: KVCacheManager, kernels: Kernels
+) -> RecordedSteps | None:
+    """For kernels that can be recorded: on a CPU when they are first needed, on CUDA at once."""
+    num_slots, num_rows = config.max_adapter_slots, config.max_num_seqs
+    if kernels is not NAIVE and forward.device.type == "cuda":
+        size = StepSize(num_rows, num_rows, num_rows)
+        buffers = StepBuffers(kv, size, num_slots, forward.device)
+        return StepGraphs(buffers, CudaCapture(num_rows), forward, num_slots)
+    if kernels.name == "cpu":
+        size = StepSize(config.max_num_batched_tokens, num_rows, num_rows)
+        buffers = StepBuffers(kv, size.grown(LARGEST_SAMPLE), num_slots, forward.device)
+        return StepTapes(buffers, forward, num_slots)
+    return None
+
+
+@torch.inference_mode()
+def _put_kernels_in(loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels) -> None:
+    """Replaces what our kernels compute faster; attention and LoRA are there already."""
+    if kernels is NAIVE:
+        return
+    swap_norms(loaded.model, kernels)
+    swap_rotary(probe.modules.values(), loaded.dtype, kernels)
+    swap_feed_forward(loaded.model, kernels)
+
+
+@torch.inference_mode()
+def _pack(loaded: LoadedModel, quantization: str, kernels: Kernels) -> None:
+    """Puts the linears' weights into the format in which they are served.
+
+    Raises:
+        ConfigRefused: they cannot be had in eight bits.
+    """
+    chosen = kernels.int8_linears if quantization == "int8" else kernels.linears
+    if quantization == "int8" and (chosen is None or loaded.dtype != torch.bfloat16):
+        raise ConfigRefused("quantization int8 needs a model in bfloat16 on a CPU")
+    if chosen is not None:
+        pack_linears(loaded.model, chosen)
+
+
+def _limits(config: EngineConfig, loaded: LoadedModel) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_logits_rows=max(1, MAX_LOGITS // loaded.vocab_size),
+    )
+
+
+def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites) -> int:
+    """Bytes that resident adapters may take together."""
+    if config.adapter_memory is not None:
+        return config.adapter_memory
+    numbers = sites.catalogue.linear_numbers_per_rank
+    return default_adapter_memory(numbers, config.max_adapter_slots, loaded.dtype)
+
+
+def _groups(config: EngineConfig, probe: AttentionProbe, lora: LoRAManager) -> list[KVGroup]:
+    layers = list(probe.layers.values())
+    size = config.kv_group_size
+    return group_layers(layers, size or choose_group_size(layers, lora.stored_frontiers()))
+
+
+def _pool(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    probe: AttentionProbe,
+    groups: list[KVGroup],
+    reserved: int,
+) -> BlockPool:
+    """As many blocks as there is memory for; `reserved`: bytes of what is free now that they must
+    leave.
+
+    Raises:
+        ConfigRefused: one sequence of the maximum length does not fit.
+    """
+    layers = list(probe.layers.values())
+    memory = KVMemory.of(layers, groups, config.block_size, loaded.dtype)
+    num_blocks = memory.num_blocks(
+        config.kv_cache_memory or free_memory(loaded.device, reserved),
+        loaded.max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+    )
+    return BlockPool(num_blocks, eviction=_eviction(config), restore_cost=cost_per_token)
+
+
+def _kv(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    probe: AttentionProbe,
+    kernels: Kernels,
+    groups: list[KVGroup],
+    pool: BlockPool,
+) -> tuple[KVCacheManager, KVCache, AttentionContext]:
+    """Block tables over the pool, the memory behind it, and our attention reading from that."""
+    options: dict[str, torch.dtype | torch.device] = {
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+    }
+    layers, num_blocks = list(probe.layers.values()), len(pool.blocks)
+    cache = KVCache(layers, groups, num_blocks, config.block_size, options, kernels)
+    attention = AttentionContext()
+    install_attention(probe, groups, cache, attention)
+    scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)
+    kv = KVCacheManager(pool, groups, config.block_size, loaded.max_model_len, scope)
+    return kv, cache, attention
+
+
+def _eviction(config: EngineConfig) -> EvictionPolicy:
+    if config.eviction == "lru":
+        return LRUEviction()
+    return CostAwareEviction(config.eviction_half_life)
+
+
+def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
+    """The folder that holds tokenizer.json: the model's, or a converted copy in the data folder.
+
+    Raises:
+        UnsupportedModel: when the model has no tokenizer that can be converted.
+    """
+    if (loaded.folder / "tokenizer.json").is_file():
+        return loaded.folder
+    copy = Path(config.adapter_store).parent / "tokenizers" / loaded.revision
+    if not (copy / "tokenizer.json").is_file():
+        try:
+            AutoTokenizer.from_pretrained(loaded.folder, local_files_only=True).save_pretrained(
+                copy
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise UnsupportedModel(f"{loaded.folder} has no usable tokenizer: {error}") from error
+    if not (copy / "tokenizer.json").is_file():
+        raise UnsupportedModel(f"{loaded.folder} has a tokenizer without a fast version")
+    return copy
+
+
+def _base_names(loaded: LoadedModel) -> tuple[str, ...]:
+    """Names under which an adapter may call this base its own."""
+    return tuple({loaded.folder.resolve().name, str(loaded.model.config.name_or_path or "")})

@@ -1,0 +1,295 @@
+"""KVCacheManager: the block tables of all sequences, over one BlockPool."""
+
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
+from loraplex.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
+from loraplex.engine.kv.block_table import BlockTable
+from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.keys import BlockKeyScope, PrefixKeys, tokens_of
+from loraplex.engine.kv.prefix_lookup import CachedPrefix, Fetch, PrefixLookup
+from loraplex.engine.kv.tiers import LowerTiers
+from loraplex.engine.sequence import Sequence
+from loraplex.engine.step import BlockCopy
+
+
+class KVCacheManager:
+    """Gives sequences blocks, shares what is equal, copies what is written.
+
+    One block of a sequence in one group holds `block_size` tokens for all layers of the group.
+    A shared block is only read; the first sequence to write into one gets a copy of it first
+    (`take_copies`), so no sequence can change what another sees.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: list[KVGroup],
+        block_size: int,
+        max_model_len: int,
+        scope: BlockKeyScope,
+    ) -> None:
+        self.pool = pool
+        self.groups = groups
+        self.block_size = block_size
+        self.max_blocks = -(-max_model_len // block_size)
+        self.num_copied_blocks = 0
+        self.tiers = LowerTiers()  # of what is evicted; another may be put here before the start
+        self.prompts = BasePrompts(scope, block_size)
+        self._keys = PrefixKeys(scope, block_size, groups, self.prompts)
+        self._lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
+        self._tables: dict[int, BlockTable] = {}
+        self._used_tokens: dict[int, int] = {}
+        self._copies: list[BlockCopy] = []
+
+    def find_cached(self, sequence: Sequence) -> CachedPrefix:
+        """The longest cached beginning of a sequence, in whatever tier. Where some of it is
+        `awaited`, the sequence should wait for that."""
+        anywhere = self._lookup.find(sequence, self.tiers.find)
+        awaited = anywhere.awaited
+        if not awaited:
+            return anywhere
+        at_hand = self._lookup.find(sequence, self.tiers.find_here)
+        gained = anywhere.num_tokens - at_hand.num_tokens
+        waits = self.tiers.await_blocks(sequence.seq_id, sequence.tenant, awaited, gained)
+        return anywhere if waits else at_hand
+
+    def next_key(self, sequence: Sequence, cached: CachedPrefix) -> bytes | None:
+        """The key of the first block that a cached prefix lacks; None if it lacks none."""
+        index = cached.num_tokens // self.block_size
+        is_cacheable = index < self._lookup.num_cacheable(sequence)
+        return self._keys.leading(sequence)[index] if is_cacheable else None
+
+    def completed_keys(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
+        """Keys of the blocks that become full when the next `num_tokens` are computed."""
+        start = sequence.num_computed_tokens
+        full = slice(start // self.block_size, (start + num_tokens) // self.block_size)
+        return self._keys.leading(sequence)[full]
+
+    def num_held_blocks(self, sequence: Sequence) -> int:
+        table = self._tables.get(sequence.seq_id)
+        if table is None:
+            return 0
+        return sum(
+            len(row) - passed for row, passed in zip(table.blocks, table.num_passed, strict=True)
+        )
+
+    def held_blocks(self, sequence: Sequence) -> list[KVCacheBlock]:
+        table = self._tables.get(sequence.seq_id)
+        rows = table.blocks if table is not None else []
+        return [block for row in rows for block in row if block is not self.pool.null_block]
+
+    def num_missing_blocks(self, sequence: Sequence, peaks: list[int]) -> int:
+        """Blocks that a running sequence still needs, if each group is to hold its peak.
+
+        One group's surplus is no other's: a sliding window can share more than it ever needs.
+        """
+        table = self._tables[sequence.seq_id]
+        held = map(len, table.blocks)
+        return sum(
+            max(0, peak - count + passed)
+            for peak, count, passed in zip(peaks, held, table.num_passed, strict=True)
+        )
+
+    def num_public_blocks(self, sequence: Sequence) -> list[int]:
+        """Per group, the blocks at the beginning that are a published base prompt's."""
+        self._keys.extend(sequence)
+        return [self._keys.num_public(sequence, group) for group in range(len(self.groups))]
+
+    def unheld_accounts(self, cached: CachedPrefix) -> list[str]:
+        """Who pays for the cached blocks that nobody holds now, block by block: sharing one counts
+        as if the account took a free block."""
+        return [
+            block.account
+            for row in cached.blocks
+            for block in row
+            if block.ref_count == 0 and block is not self.pool.null_block
+        ]
+
+    def admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
+        """Opens a table that starts with the cached prefix."""
+        for fetch in cached.fetches:  # allocating below may evict in every tier
+            self.tiers.hold(fetch.block)
+        table = BlockTable.empty(len(self.groups), self.max_blocks)
+        for group, row in enumerate(cached.blocks):
+            table.num_passed[group] = self._num_passed(group, cached.num_tokens)
+            table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
+            blocks = [*row, *cached.end[group : group + 1]]
+            for block in blocks:
+                if block is not self.pool.null_block:
+                    self.pool.share(block, sequence.tenant)
+            table.extend(group, blocks)
+        table.num_remembered = cached.num_tokens // self.block_size
+        for fetch in cached.fetches:
+            self._fetch(sequence, table, fetch)
+        self.tiers.forget(sequence.seq_id)
+        self._tables[sequence.seq_id] = table
+        self._used_tokens[sequence.seq_id] = cached.num_tokens
+        sequence.num_computed_tokens = cached.num_tokens
+
+    def allocate_slots(self, sequence: Sequence, num_new_tokens: int) -> bool:
+        """Makes the next tokens' slots writable: new blocks, and a copy of a shared last one.
+
+        Returns:
+            False when there are too few free blocks; then only blocks behind the window have gone.
+        """
+        table = self._tables[sequence.seq_id]
+        self._free_passed(sequence, sequence.num_computed_tokens)
+        start = sequence.num_computed_tokens
+        num_blocks = -(-(start + num_new_tokens) // self.block_size)
+        shared = self._shared_tail(table, start)
+        needed = sum(max(0, num_blocks - len(row)) for row in table.blocks) + len(shared)
+        if needed > self.pool.num_available(sequence.tenant):
+            return False
+        for group in shared:
+            target = self.pool.allocate(sequence.tenant)
+            self._copy_on_write(sequence, group, start // self.block_size, target)
+        for group, row in enumerate(table.blocks):
+            for _ in range(num_blocks - len(row)):
+                table.append(group, self.pool.allocate(sequence.tenant))
+        self._used_tokens[sequence.seq_id] = start + num_new_tokens
+        return True
+
+    def remember_computed(self, sequence: Sequence) -> None:
+        """Offers the sequence's full computed blocks to the prefix cache."""
+        self._keys.extend(sequence)
+        table = self._tables[sequence.seq_id]
+        full = sequence.num_computed_tokens // self.block_size
+        for index in range(table.num_remembered, full):
+            tokens = tokens_of(sequence, index, self.block_size)
+            for group, row in enumerate(table.blocks):
+                if row[index] is not self.pool.null_block:
+                    key = self._keys.of(sequence, group)[index]
+                    self.pool.remember(row[index], group, key, tokens)
+        table.num_remembered = full
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Gives the child the parent's blocks by reference."""
+        table = self._tables[parent.seq_id]
+        for row in table.blocks:
+            for block in row:
+                if block is not self.pool.null_block:
+                    self.pool.share(block, child.tenant)
+        self._tables[child.seq_id] = table.copy()
+        self._used_tokens[child.seq_id] = self._used_tokens[parent.seq_id]
+
+    def free(self, sequence: Sequence) -> None:
+        """Drops the sequence's table; a sequence without one is left alone."""
+        self.tiers.forget(sequence.seq_id)
+        table = self._tables.pop(sequence.seq_id, None)
+        if table is None:
+            return
+        del self._used_tokens[sequence.seq_id]
+        for row in table.blocks:  # the end of a prefix is of less use than its beginning
+            self.pool.release(reversed(row), sequence.tenant, sequence.num_tokens)
+
+    def block_ids(self, sequence: Sequence) -> NDArray[np.int32]:
+        """[groups, max blocks]; the null block where nothing is held."""
+        return self._tables[sequence.seq_id].ids
+
+    def written_from(self, sequence: Sequence) -> NDArray[np.int64]:
+        """[groups]; the positions from which on the sequence writes. Those before, computed or not,
+        hold the same already."""
+        return self._tables[sequence.seq_id].written_from
+
+    def pin(self, prompt: BasePrompt) -> None:
+        """Keeps what requests can share of a computed base prompt: its end, and so much before it
+        as the windows show. The rest stays findable while nobody needs the memory."""
+        sequence = prompt.sequence
+        whole = (prompt.num_tokens - 1) // self.block_size * self.block_size
+        table = self._tables[sequence.seq_id]
+        self._free_passed(sequence, whole)
+        for block in self.held_blocks(sequence):
+            if block.account != sequence.tenant:  # a tenant was quicker
+                self.pool.recharge(block, sequence.tenant)
+        prompt.end = tuple(row[-1] for row in table.blocks)
+        prompt.is_ready = True
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Copies to be made before this step writes; the caller makes them, once, in order."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def slots(self) -> tuple[int, int]:
+        """(allocated, used) token slots over all groups; a shared block counts once.
+
+        A slot behind the window in a block that is still needed counts as used: it was.
+        """
+        held = {b.block_id for t in self._tables.values() for row in t.blocks for b in row}
+        held.discard(NULL_BLOCK_ID)
+        allocated = len(held) * self.block_size
+        unused: dict[int, int] = {}
+        for seq_id, table in self._tables.items():
+            for row, written in zip(table.blocks, table.written_from.tolist(), strict=True):
+                self._count_unused(row, max(written, self._used_tokens[seq_id]), unused)
+        return allocated, allocated - sum(unused.values())
+
+    def check_integrity(self) -> None:
+        """Proves that the reference counts are exactly what the tables hold.
+
+        Raises:
+            RuntimeError: naming what is wrong.
+        """
+        holders = Counter(
+            block.block_id
+            for table in self._tables.values()
+            for row in table.blocks
+            for block in row
+        )
+        del holders[NULL_BLOCK_ID]
+        self.pool.check_integrity(holders)
+        self.tiers.check_integrity()
+        for table in self._tables.values():
+            table.check()
+
+    def _count_unused(
+        self, row: list[KVCacheBlock], used_tokens: int, unused: dict[int, int]
+    ) -> None:
+        for index in range(used_tokens // self.block_size, len(row)):
+            block_id = row[index].block_id
+            empty = self.block_size - max(0, used_tokens - index * self.block_size)
+            unused[block_id] = min(empty, unused.get(block_id, self.block_size))
+
+    def _num_passed(self, group: int, num_computed_tokens: int) -> int:
+        return self.groups[group].num_passed(num_computed_tokens, self.block_size)
+
+    def _free_passed(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        table = self._tables[sequence.seq_id]
+        for group, row in enumerate(table.blocks):
+            passed = min(self._num_passed(group, num_computed_tokens), len(row))
+            for index in range(table.num_passed[group], passed):
+                self.pool.release([row[index]], sequence.tenant, sequence.num_tokens)
+                table.replace(group, index, self.pool.null_block)
+            table.num_passed[group] = max(passed, table.num_passed[group])
+
+    def _fetch(self, sequence: Sequence, table: BlockTable, fetch: Fetch) -> None:
+        """Puts a new block where a lower tier has the content, which is in it before the step."""
+        block = self.pool.allocate(sequence.tenant)
+        group, key = fetch.block.key
+        self.pool.remember(block, group, key, fetch.block.token_ids)
+        self.tiers.fetch(fetch.block, block.block_id)
+        table.replace(fetch.group, fetch.index, block)
+
+    def _shared_tail(self, table: BlockTable, start: int) -> list[int]:
+        """Groups whose block at the next token is half full and held by others too."""
+        index, offset = divmod(start, self.block_size)
+        if offset == 0:
+            return []
+        return [
+            group
+            for group, row in enumerate(table.blocks)
+            if row[index].ref_count > 1 and start >= table.written_from[group]
+        ]
+
+    def _copy_on_write(
+        self, sequence: Sequence, group: int, index: int, target: KVCacheBlock
+    ) -> None:
+        table = self._tables[sequence.seq_id]
+        source = table.blocks[group][index]
+        self._copies.append(BlockCopy(source.block_id, target.block_id))
+        table.replace(group, index, target)
+        self.pool.release([source], sequence.tenant, sequence.num_tokens)
+        self.num_copied_blocks += 1

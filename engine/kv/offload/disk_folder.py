@@ -1,0 +1,93 @@
+"""DiskFolder: the numbered folder of segments that one engine has to itself."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from loraplex.engine.kv.offload.segment import BadSegment, SegmentHeader, SwapIdentity, read_header
+
+_MAX_ENGINES = 64  # that share one data folder
+_SUFFIX = ".kv"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoundSegment:
+    path: Path
+    header: SegmentHeader
+
+
+class DiskFolder:
+    """A folder that no other engine uses while this one lives; readable to its owner only."""
+
+    def __init__(self, parent: Path) -> None:
+        """Takes the first folder `parent/0`, `parent/1`, ... that nobody uses.
+
+        Raises:
+            OSError: there is none to be had.
+        """
+        self._parent = parent
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_MAX_ENGINES):
+            folder = parent / str(number)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.chmod(0o700)
+            lock = FileLock(folder / "lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            self.path = folder
+            self._lock = lock
+            self._next = 1 + max((int(p.stem) for p in _segments(folder)), default=0)
+            return
+        raise OSError(f"{_MAX_ENGINES} engines use {parent} already")
+
+    def find(self, identity: SwapIdentity) -> list[FoundSegment]:
+        """What earlier engines left that is of use to one of this identity, oldest first. All
+        else is deleted.
+
+        Raises:
+            OSError: the folder cannot be used.
+        """
+        self._take_over()
+        for unfinished in self.path.glob("*.tmp"):
+            unfinished.unlink()
+        found = []
+        for path in _segments(self.path):
+            try:
+                found.append(FoundSegment(path, read_header(path, identity)))
+            except BadSegment as reason:
+                logger.info("swap file %s is left out: %s", path.name, reason)
+                path.unlink()
+        return found
+
+    def new_path(self) -> Path:
+        """Where the next segment goes."""
+        self._next += 1
+        return self.path / f"{self._next - 1:012}{_SUFFIX}"
+
+    def close(self) -> None:
+        """Lets another engine use the folder."""
+        self._lock.release()
+
+    def _take_over(self) -> None:
+        """Moves here what lies in folders that nobody uses, or it would stay outside all limits."""
+        for folder in self._parent.iterdir():
+            if folder == self.path or not folder.name.isdigit():
+                continue
+            try:
+                with FileLock(folder / "lock", timeout=0):
+                    for path in _segments(folder):
+                        path.rename(self.new_path())
+                    for unfinished in folder.glob("*.tmp"):
+                        unfinished.unlink()
+            except Timeout:
+                continue
+
+
+def _segments(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())

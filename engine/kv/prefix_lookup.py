@@ -1,0 +1,169 @@
+"""PrefixLookup: how much of a sequence is in the KV pool already."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
+from loraplex.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
+from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.keys import PrefixKeys, tokens_of
+from loraplex.engine.kv.tiers import BlockKey, HostBlock, TierBlock
+from loraplex.engine.sequence import Sequence
+
+Look = Callable[[int], KVCacheBlock | TierBlock | None]
+LowerFind = Callable[[BlockKey, tuple[int, ...]], TierBlock | None]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A block of a prefix that a lower tier has, and its place."""
+
+    group: int
+    index: int
+    block: TierBlock
+
+
+@dataclass(frozen=True)
+class CachedPrefix:
+    """Blocks that already hold the beginning of a sequence; nobody's until they are allocated.
+
+    A group may have blocks beyond `num_tokens`: the tokens in them are computed again, because
+    another group lacks them, but need no second place in this group.
+    """
+
+    num_tokens: int  # that need not be computed
+    blocks: list[list[KVCacheBlock]]  # per group; the null block where the window has passed
+    end: tuple[KVCacheBlock, ...] = ()  # per group the last block of a base prompt, if any
+    fetches: tuple[Fetch, ...] = ()  # these have the null block in `blocks`: they need a new one
+
+    @property
+    def awaited(self) -> list[TierBlock]:
+        """Blocks that are not in host memory yet: it cannot be allocated before they are."""
+        return [
+            fetch.block
+            for fetch in self.fetches
+            if not isinstance(fetch.block, HostBlock) or not fetch.block.is_here
+        ]
+
+    def num_missing_blocks(self, peaks: list[int]) -> int:
+        """Blocks to be allocated, or copied from a base prompt's end, if each group is to hold its
+        peak; one group's surplus is no other's."""
+        return sum(
+            max(0, peak - sum(block.block_id != NULL_BLOCK_ID for block in row))
+            for peak, row in zip(peaks, self.blocks, strict=True)
+        )
+
+
+class PrefixLookup:
+    """Finds blocks by the keys of a sequence, and the end of a base prompt without one: a half-full
+    block has no key, and a whole one is not `num_cacheable` where nothing follows it."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: list[KVGroup],
+        block_size: int,
+        keys: PrefixKeys,
+        prompts: BasePrompts,
+    ) -> None:
+        self._pool = pool
+        self._groups = groups
+        self._block_size = block_size
+        self._keys = keys
+        self._prompts = prompts
+
+    def find(self, sequence: Sequence, lower: LowerFind) -> CachedPrefix:
+        """The longest cached beginning of a sequence: whole blocks and the end of a base prompt,
+        but never its last token, whose logits are needed. `lower` is asked for what the device
+        lacks."""
+        self._keys.extend(sequence)
+        limit = self.num_cacheable(sequence)
+        looks = [
+            self._look(sequence, group, min(limit, len(self._keys.of(sequence, group))), lower)
+            for group in range(len(self._groups))
+        ]
+        num_blocks = self._agree(looks, limit)
+        prompt = self._prompt_ending_in(sequence, num_blocks)
+        if prompt is None or sequence.owes_prompt_logprobs:
+            num_tokens = num_blocks * self._block_size
+            rows, fetches = self._rows(looks, num_tokens, limit)
+            return CachedPrefix(num_tokens, rows, fetches=fetches)
+        num_tokens = min(prompt.num_tokens, sequence.num_tokens - 1)
+        rows, fetches = self._rows(looks, num_tokens, num_blocks)
+        return CachedPrefix(num_tokens, rows, prompt.end, fetches)
+
+    def num_cacheable(self, sequence: Sequence) -> int:
+        """Whole blocks that may come from the cache: the last token is always computed."""
+        if sequence.owes_prompt_logprobs:
+            return 0
+        return (sequence.num_tokens - 1) // self._block_size
+
+    def _look(self, sequence: Sequence, group: int, end: int, lower: LowerFind) -> Look:
+        """Finds a group's block at an index below the end; each is looked up once at most."""
+        keys = self._keys.of(sequence, group)
+
+        @cache
+        def look(index: int) -> KVCacheBlock | TierBlock | None:
+            if index >= end:
+                return None
+            tokens = tokens_of(sequence, index, self._block_size)
+            on_device = self._pool.find(group, keys[index], tokens)
+            return on_device or lower((group, keys[index]), tokens)
+
+        return look
+
+    def _agree(self, looks: list[Look], limit: int) -> int:
+        """The largest number of blocks for which every group has all that its window shows.
+
+        A gap is in the window of each larger number, so the search goes on at the gap itself.
+        """
+        num_blocks, is_whole = limit, False
+        while num_blocks and not is_whole:
+            is_whole = True
+            for group, look in zip(self._groups, looks, strict=True):
+                start = group.num_passed(num_blocks * self._block_size, self._block_size)
+                gaps = (i for i in range(start, num_blocks) if look(i) is None)
+                if (gap := next(gaps, None)) is not None:
+                    num_blocks, is_whole = gap, False
+        return num_blocks
+
+    def _rows(
+        self, looks: list[Look], num_tokens: int, limit: int
+    ) -> tuple[list[list[KVCacheBlock]], tuple[Fetch, ...]]:
+        """Of each group what its window still shows at `num_tokens`, and what follows on the device
+        without a gap, up to `limit` blocks."""
+        rows: list[list[KVCacheBlock]] = []
+        fetches: list[Fetch] = []
+        needed = num_tokens // self._block_size
+        for number, (group, look) in enumerate(zip(self._groups, looks, strict=True)):
+            passed = group.num_passed(num_tokens, self._block_size)
+            row = [self._pool.null_block] * passed
+            for index in range(passed, limit):
+                block = look(index)
+                if isinstance(block, KVCacheBlock):
+                    row.append(block)
+                elif block is not None and index < needed:
+                    row.append(self._pool.null_block)
+                    fetches.append(Fetch(number, index, block))
+                else:
+                    break
+            rows.append(row)
+        return rows, tuple(fetches)
+
+    def _prompt_ending_in(self, sequence: Sequence, num_blocks: int) -> BasePrompt | None:
+        """The longest base prompt that begins the sequence and whose end is block `num_blocks`."""
+        keys = sequence.block_keys
+        if keys.num_public < num_blocks:
+            return None
+        ends = self._prompts.ending_behind(keys.base[num_blocks - 1] if num_blocks else None)
+        start = num_blocks * self._block_size
+        for prompt in sorted(ends, key=lambda prompt: -prompt.num_tokens):
+            end = prompt.num_tokens
+            if (
+                start < sequence.num_tokens - 1
+                and tuple(sequence.token_ids[start:end]) == prompt.token_ids[start:]
+                and self._keys.is_base_up_to(sequence, end)
+            ):
+                return prompt
+        return None

@@ -1,0 +1,187 @@
+"""A Hugging Face folder into a model: what is refused, in which dtype, on which device."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_accelerate_available
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import ConfigRefused, UnsupportedModel
+from loraplex.engine.model.probe import ATTENTION
+
+_SAMPLE = 1 << 20  # bytes read at each end of a weights file for the revision
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: PreTrainedModel
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    revision: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Loads the model of a local folder for inference.
+
+    Raises:
+        UnsupportedModel: when the folder holds no decoder-only checkpoint that transformers knows.
+        ConfigRefused: when a setting does not fit the model or the machine.
+    """
+    folder = Path(config.model)
+    hf_config = read_config(folder)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, hf_config, device)
+    max_model_len = choose_max_model_len(config.max_model_len, hf_config)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+            **_placement(device),
+        )
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"cannot load the model in {folder}: {error}") from error
+    nn.Module.to(model, device)
+    nn.Module.eval(model)
+    return LoadedModel(
+        model=model,
+        folder=folder,
+        device=device,
+        dtype=dtype,
+        revision=revision(folder),
+        max_model_len=max_model_len,
+        vocab_size=cast(nn.Embedding, model.get_input_embeddings()).num_embeddings,
+        eos_token_ids=_eos_token_ids(model),
+    )
+
+
+def _placement(device: torch.device) -> dict[str, Any]:
+    """Where transformers is to put each weight as it reads it; it needs `accelerate` for that."""
+    if device.type == "cpu" or not is_accelerate_available():
+        return {}
+    return {"device_map": {"": device}}
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The folder's config, if it describes a model that can be served.
+
+    Raises:
+        UnsupportedModel: saying what is missing or not supported.
+    """
+    if not (folder / "config.json").is_file():
+        raise UnsupportedModel(f"{folder} is no Hugging Face model folder: it has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModel(f"cannot read {folder / 'config.json'}: {error}") from error
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"{config.model_type} is an encoder-decoder model; only decoder-only models are served"
+        )
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsupportedModel(f"{config.model_type} is no causal language model of transformers")
+    return cast(PretrainedConfig, config)
+
+
+def revision(folder: Path) -> str:
+    """A digest of the checkpoint: its config, and each weights file's name, size and both ends.
+
+    The ends hold the table of tensors and some weights; to read all of a large model takes minutes.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE))
+            file.seek(max(0, path.stat().st_size - _SAMPLE))
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def choose_device(name: str) -> torch.device:
+    """Where `auto` is CUDA if there is any.
+
+    Raises:
+        ConfigRefused: when CUDA is asked for and is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigRefused("device is cuda, but torch finds no CUDA device; use cpu or auto")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    """Where `auto` is the checkpoint's own, as far as the device computes well in it."""
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    stored = config.get_text_config().dtype or config.dtype
+    if not isinstance(stored, torch.dtype):
+        return torch.float32
+    if device.type == "cpu" and stored == torch.float16:
+        return torch.bfloat16  # float16 arithmetic is slow, and overflows, on CPUs
+    return torch.float32 if stored == torch.float64 else stored
+
+
+def choose_max_model_len(asked: int | None, config: PretrainedConfig) -> int:
+    """In tokens; by default what the model's positions allow.
+
+    Raises:
+        ConfigRefused: when the model cannot do the length asked for.
+    """
+    text = config.get_text_config()
+    known = getattr(text, "max_position_embeddings", None)
+    if asked is None and known is None:
+        raise ConfigRefused("the model's config names no maximum length; give --max-model-len")
+    if asked is not None and known is not None and asked > known:
+        raise ConfigRefused(f"max_model_len is {asked}, but the model's positions end at {known}")
+    length = int(asked if asked is not None else cast(int, known))
+    _refuse_length_dependent_rope(text, length)
+    return length
+
+
+def _refuse_length_dependent_rope(config: PretrainedConfig, length: int) -> None:
+    """Some rotary embeddings change for all rows when one is long: no answer may depend on that."""
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", "default")
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if kind in ("dynamic", "longrope") and original and length > original:
+            raise ConfigRefused(
+                f"this model's {kind} rotary embedding changes beyond {original} positions, which "
+                "would make answers depend on their neighbours; give --max-model-len "
+                f"{original} or less"
+            )
+
+
+def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The rotary settings, one for all layers or one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return nested or [rope]
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    found: set[int] = set()
+    for config in (model.generation_config, model.config.get_text_config()):
+        eos = getattr(config, "eos_token_id", None)
+        found.update([eos] if isinstance(eos, int) else eos or [])
+    return frozenset(found)

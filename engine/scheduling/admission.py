@@ -1,0 +1,192 @@
+"""Admission: whether a waiting sequence's blocks fit beside what running ones were promised."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import Enum, auto
+from functools import partial
+
+from loraplex.engine.kv.budgets import Budgets
+from loraplex.engine.kv.groups import peaks
+from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.prefix_lookup import CachedPrefix
+from loraplex.engine.scheduling.queues import Line, WaitingQueue, line_of
+from loraplex.engine.sequence import Sequence
+
+OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need
+REPRIEVE = 128  # tokens that one which was preempted once can generate at least, with room for them
+
+
+class Turn(Enum):
+    """What became of a waiting sequence's turn."""
+
+    TAKEN = auto()
+    NO_ADAPTER = auto()  # it is on its way, or there is no slot for it
+    NOT_READY = auto()  # the beginning of its input is on its way
+    OVER_CEILING = auto()  # its tenant holds all the blocks that it may
+    NO_ROOM = auto()  # for anybody, except within a floor
+    NO_ROWS = auto()  # for anybody
+
+
+class Door:
+    """Who may still begin in one step, after what became of those before.
+
+    A sequence that finds no room is not overtaken by later, smaller ones, or it would wait for
+    ever; but floors are not kept free for it, so other tenants may still use theirs. A tenant at
+    its ceiling keeps nobody but itself waiting, and an adapter those who wait for it. Who waits for
+    cached blocks is passed by others, but not by so many looks that they cost more than the step.
+    """
+
+    def __init__(
+        self, budgets: Budgets, waiting: WaitingQueue, max_num_seqs: int, *, within_floor: bool
+    ) -> None:
+        self.within_floor = within_floor
+        self.impossible: list[Sequence] = []  # that wait for nobody
+        self._waiting = waiting
+        self._patience = max_num_seqs  # sequences of a line that may be passed by
+        self._has_rows = True
+        self._below_floor = {name for name in waiting.tenants if budgets.over_floor(name) < 0}
+        self._at_ceiling: set[str] = set()
+        self._without_adapter: set[Line] = set()
+        self._num_not_ready: Counter[Line] = Counter()
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether it, and so perhaps the next in its line, can still begin in this step."""
+        line = line_of(sequence)
+        return (
+            self._has_rows
+            and (not self.within_floor or sequence.tenant in self._below_floor)
+            and sequence.tenant not in self._at_ceiling
+            and line not in self._without_adapter
+            and self._num_not_ready[line] < self._patience
+        )
+
+    def contending(self) -> set[str]:
+        """The tenants of those who wait for memory and turns, and for nothing else."""
+        able = {
+            line[0]
+            for line, sequences in self._waiting.lines.items()
+            if line not in self._without_adapter and self._num_not_ready[line] < len(sequences)
+        }
+        return able - self._at_ceiling
+
+    def note(self, sequence: Sequence, turn: Turn) -> None:
+        if turn is Turn.NO_ADAPTER:
+            self._without_adapter.add(line_of(sequence))
+        elif turn is Turn.NOT_READY:
+            self._num_not_ready[line_of(sequence)] += 1
+        elif turn is Turn.OVER_CEILING:
+            self._at_ceiling.add(sequence.tenant)
+        elif turn is Turn.NO_ROOM:
+            self.within_floor = True
+            self._below_floor.discard(sequence.tenant)
+        elif turn is Turn.NO_ROWS:
+            self._has_rows = False
+
+
+class Admission:
+    """Weighs a sequence's full input against the pool and its tenant's floor and ceiling.
+
+    A sequence is admitted for its input, since few use all of their `max_tokens`; so output can
+    outgrow the pool, and somebody is preempted. Then optimism ends: on its first return a sequence
+    needs room for as much output as it had by then once more, on its second for all that it may
+    still generate. So none is preempted more than `OPTIMISM` times, unless shares change.
+    """
+
+    def __init__(self, kv: KVCacheManager, chunk: int) -> None:
+        """`chunk`: tokens of one step at most."""
+        self._kv = kv
+        self._budgets = kv.pool.budgets
+        self._chunk = chunk
+
+    def weigh(
+        self,
+        sequence: Sequence,
+        cached: CachedPrefix,
+        running: Iterable[Sequence],
+        *,
+        within_floor: bool,
+    ) -> Turn:
+        """Whether the sequence can begin now.
+
+        Args:
+            cached: what of it is there already.
+            within_floor: it may only take what its tenant's floor guarantees.
+        """
+        tenant = sequence.tenant
+        demand = Counter(self._kv.unheld_accounts(cached))
+        held = demand.total()
+        demand[tenant] += self._missing(sequence, cached.num_missing_blocks, held)
+        for other in running:
+            demand[other.tenant] += self._promised(other)
+        if not self._budgets.keeps_ceiling(tenant, demand[tenant]):
+            return Turn.OVER_CEILING
+        if within_floor and self._budgets.over_floor(tenant) + demand[tenant] > 0:
+            return Turn.NO_ROOM
+        return Turn.TAKEN if self._budgets.keeps_floors(demand) else Turn.NO_ROOM
+
+    def trim(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
+        """Leaves out what a group with a window found beyond all that it ever holds at once: it
+        could be more than there is room for."""
+        ends = [
+            group.num_passed(cached.num_tokens, self._kv.block_size) + peak
+            for group, peak in zip(self._kv.groups, self._peaks(sequence.num_tokens), strict=True)
+        ]
+        rows = [row[:end] for row, end in zip(cached.blocks, ends, strict=True)]
+        return replace(cached, blocks=rows)
+
+    def refusal(self, sequence: Sequence) -> str | None:
+        """Why the sequence can never run, whoever ends before; None where it can."""
+        needed = self._own_blocks(sequence, sequence.num_tokens + 1)
+        limit = self._budgets.limit(sequence.tenant)
+        if needed <= limit:
+            return None
+        return (
+            f"The input of {sequence.num_tokens} tokens, and one to be generated, takes {needed} "
+            f"blocks of {self._kv.block_size} tokens; this tenant can have {limit}."
+        )
+
+    def longest(self, sequence: Sequence) -> int:
+        """The most tokens, up to its `max_len`, whose blocks the sequence's tenant can have."""
+        limit = self._budgets.limit(sequence.tenant)
+        low, high = sequence.num_tokens, sequence.max_len
+        if self._own_blocks(sequence, high) <= limit:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._own_blocks(sequence, middle) <= limit:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _own_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that its tenant pays for when it is so long: all but what is public."""
+        size = self._kv.block_size
+        groups = self._kv.groups
+        public = self._kv.num_public_blocks(sequence)
+        return sum(
+            peaks([group], size, num_tokens - given * size, self._chunk)[0]
+            for group, given in zip(groups, public, strict=True)
+        )
+
+    def _promised(self, running: Sequence) -> int:
+        """Blocks that a running sequence has not got yet, but was admitted for."""
+        if running.num_uncomputed_tokens <= 1 and not running.num_preemptions:
+            return 0
+        count = partial(self._kv.num_missing_blocks, running)
+        return self._missing(running, count, held=self._kv.num_held_blocks(running))
+
+    def _missing(self, sequence: Sequence, count: Callable[[list[int]], int], held: int) -> int:
+        missing = count(self._peaks(sequence.num_tokens))
+        if not sequence.num_preemptions:
+            return missing
+        expected = sequence.max_num_tokens - sequence.num_tokens
+        if sequence.num_preemptions < OPTIMISM:
+            expected = min(expected, max(sequence.num_output_tokens, REPRIEVE))
+        later = self._peaks(sequence.num_tokens + expected)
+        room = self._budgets.limit(sequence.tenant) - held
+        return max(missing, min(count([n * sequence.num_rows for n in later]), room))
+
+    def _peaks(self, num_tokens: int) -> list[int]:
+        return peaks(self._kv.groups, self._kv.block_size, num_tokens, self._chunk)

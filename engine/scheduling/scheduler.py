@@ -1,0 +1,313 @@
+"""Scheduler: what runs in this step, and what its result means for each sequence."""
+
+from dataclasses import dataclass, field
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.prefix_lookup import CachedPrefix
+from loraplex.engine.protocol import FinishReason, PositionLogprobs
+from loraplex.engine.scheduling.adapter_slots import AdapterGate
+from loraplex.engine.scheduling.admission import Admission, Door, Turn
+from loraplex.engine.scheduling.policy import SchedulingPolicy
+from loraplex.engine.scheduling.preemption import choose_borrower, choose_victim
+from loraplex.engine.scheduling.queues import WaitingQueue
+from loraplex.engine.scheduling.step_plan import StepPlan
+from loraplex.engine.scheduling.stop_checker import StopChecker
+from loraplex.engine.sequence import Sequence, SequenceStatus
+from loraplex.engine.step import NO_MOVES, BlockCopy, BlockMoves
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    sequence: Sequence
+    num_tokens: int  # to compute in this step
+    num_samples: int  # next tokens to sample: 0 while its end is not reached; n on a fork
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    scheduled: list[ScheduledSequence]
+    copies: list[BlockCopy]  # to be made before anything is written
+    num_preempted: int = 0
+    impossible: list[Sequence] = field(default_factory=list)  # waiting, and can never begin
+    moves: BlockMoves = NO_MOVES  # between tiers; to be made before the copies
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.scheduled)
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    token_id: int
+    logprobs: PositionLogprobs | None = None
+
+
+@dataclass(frozen=True)
+class ModelRunnerOutput:
+    samples: dict[int, list[SampledToken]] = field(default_factory=dict)  # by sequence id
+    prompt_logprobs: dict[int, dict[int, PositionLogprobs]] = field(default_factory=dict)
+    # by sequence id, then by position in the prompt
+
+
+@dataclass(frozen=True)
+class SequenceUpdate:
+    """One new token of one sequence."""
+
+    sequence: Sequence
+    token_id: int
+    position: int  # among the output tokens; 0 is the first
+    text: str
+    logprobs: PositionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logits_rows: int  # prompt positions of one step whose logits are wanted
+
+
+class Scheduler:
+    """Continuous batching without phases.
+
+    Each sequence has computed tokens and tokens in all. A step hands out tokens so that the first
+    number catches up with the second: one to each running sequence, and what is left by turns to
+    those that have more to compute and to waiting ones. Chunked prefill, prefix hits, forks and the
+    return from preemption all follow from that.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        gate: AdapterGate,
+        policy: SchedulingPolicy,
+        limits: SchedulerLimits,
+        stops: StopChecker,
+    ) -> None:
+        self.kv = kv
+        self.gate = gate
+        self.policy = policy
+        self.limits = limits
+        self.stops = stops
+        self.admission = Admission(kv, limits.max_num_batched_tokens)
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def adapters_in_use(self) -> set[AdapterRef]:
+        return self.waiting.adapters | {s.adapter for s in self.running if s.adapter is not None}
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.added_at = self.kv.pool.metering.now()
+        self.waiting.add(sequence)
+
+    def schedule(self) -> SchedulerOutput:
+        self.kv.tiers.begin_step()
+        limits = self.limits
+        num_preempted = self._claw_back()
+        rows = limits.max_num_seqs - sum(s.num_rows for s in self.running)
+        plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
+        num_preempted += self._keep_running(plan)
+        budgets = self.kv.pool.budgets
+        is_short = num_preempted > 0
+        door = Door(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
+        self._hand_out(plan, door)
+        scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
+        moves = self.kv.tiers.take_moves()
+        return SchedulerOutput(
+            scheduled, self.kv.take_copies(), num_preempted, door.impossible, moves
+        )
+
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
+        """Takes a step's result in: appends tokens, forks, checks stops, frees the finished."""
+        updates: list[SequenceUpdate] = []
+        for item in output.scheduled:
+            sequence = item.sequence
+            sequence.num_computed_tokens += item.num_tokens
+            self.kv.remember_computed(sequence)
+            self._store_prompt_logprobs(sequence, result)
+            if sequence.is_base_prompt and sequence.num_uncomputed_tokens == 0:
+                self._keep(sequence)
+            samples = result.samples.get(sequence.seq_id, [])
+            choices = [sequence, *self._fork(sequence, len(samples))]
+            for choice, sample in zip(choices, samples, strict=False):
+                updates.append(self._append(choice, sample))
+        return updates
+
+    def abort(self, request_id: str) -> None:
+        """Ends all sequences of a request at once; nothing of them stays behind."""
+        for sequence in [*self.running, *self.waiting]:
+            if sequence.request_id == request_id:
+                self._end(sequence)
+                sequence.status = SequenceStatus.FINISHED
+
+    def _claw_back(self) -> int:
+        """Makes floors whole again that were raised above what others left, once a tenant with
+        such a floor has work; returns how many had to give way for that."""
+        budgets = self.kv.pool.budgets
+        num_preempted = 0
+        while budgets.is_overdrawn and any(
+            budgets.over_floor(tenant) < 0
+            for tenant in self.waiting.tenants | {s.tenant for s in self.running}
+        ):
+            victim = choose_borrower(self.running, budgets)
+            if victim is None:
+                break
+            self._preempt(victim)
+            num_preempted += 1
+        return num_preempted
+
+    def _keep_running(self, plan: StepPlan) -> int:
+        """Gives each running sequence one token; returns how many had to give way for that.
+
+        Who gave way before comes first, so that the room that it came back for stays its own.
+        """
+        queue = sorted(self.running, key=lambda s: (-s.num_preemptions, s.rank))
+        budgets = self.kv.pool.budgets
+        num_preempted = 0
+        while queue:
+            sequence = queue.pop(0)
+            while not self.kv.allocate_slots(sequence, 1):
+                victim = choose_victim(sequence, queue, budgets)
+                self._preempt(victim)
+                num_preempted += 1
+                if victim is sequence:
+                    break
+                queue.remove(victim)
+            else:
+                self._grant(plan, sequence, 1)
+        return num_preempted
+
+    def _hand_out(self, plan: StepPlan, door: Door) -> None:
+        """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
+        turns = self.policy.turns(plan.unfinished, self.waiting, door.admits)
+        while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._extend(plan, sequence)
+                continue
+            turn = self._begin(plan, sequence, within_floor=door.within_floor)
+            if self._waits_for_nobody(sequence, turn, door):
+                door.impossible.append(sequence)
+            door.note(sequence, turn)
+        self.policy.end_step(door.contending() | {s.tenant for s in plan.unfinished})
+        self.gate.forget_absent(self.waiting.adapters)
+
+    def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Computes more of a running sequence's input, where its blocks are there."""
+        num_tokens = plan.offer(sequence)
+        if num_tokens > plan.granted[sequence] and self.kv.allocate_slots(sequence, num_tokens):
+            self._grant(plan, sequence, num_tokens)
+
+    def _begin(self, plan: StepPlan, sequence: Sequence, *, within_floor: bool) -> Turn:
+        """Lets a waiting sequence run, if it can."""
+        if plan.num_rows < sequence.num_rows:
+            return Turn.NO_ROWS
+        if self.kv.tiers.is_awaiting(sequence.seq_id):
+            return Turn.NOT_READY
+        num_bytes = self.gate.bytes_to_load(sequence)
+        if not self.gate.open(sequence, self.running):
+            return Turn.NO_ADAPTER
+        self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
+        cached = self.kv.find_cached(sequence)
+        if cached.awaited or self.kv.next_key(sequence, cached) in plan.coming:
+            self.gate.close(sequence)
+            return Turn.NOT_READY  # what it needs next is there in the next step
+        cached = self.admission.trim(sequence, cached)
+        turn = self.admission.weigh(sequence, cached, self.running, within_floor=within_floor)
+        if turn is not Turn.TAKEN:
+            self.gate.close(sequence)
+            return turn
+        self._admit(sequence, cached)
+        num_tokens = plan.offer(sequence)
+        if not self.kv.allocate_slots(sequence, num_tokens):
+            raise RuntimeError("admission promised blocks that are not there")
+        plan.num_rows -= sequence.num_rows
+        self._grant(plan, sequence, num_tokens)
+        return Turn.TAKEN
+
+    def _grant(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
+        """Plans so many tokens in all, and charges those that are more than before."""
+        more = plan.grant(sequence, num_tokens)
+        plan.coming.update(self.kv.completed_keys(sequence, num_tokens))
+        num_samples = self._scheduled(sequence, num_tokens).num_samples
+        is_output = num_samples > 0 and sequence.num_output_tokens > 0
+        self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_samples)
+
+    def _admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
+        self.kv.admit(sequence, cached)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = cached.num_tokens
+            metering = self.kv.pool.metering
+            metering.note_wait(sequence.tenant, metering.now() - sequence.added_at)
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.status = SequenceStatus.RUNNING
+
+    def _waits_for_nobody(self, sequence: Sequence, turn: Turn, door: Door) -> bool:
+        """Whether a sequence was turned away though nobody runs whose end would make room."""
+        if turn is Turn.NO_ROOM:
+            return not self.running and not door.within_floor
+        if turn is not Turn.OVER_CEILING or not self.running:
+            return turn is Turn.OVER_CEILING
+        is_alone = all(other.tenant != sequence.tenant for other in self.running)
+        return is_alone and self.admission.refusal(sequence) is not None
+
+    def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        reaches_end = num_tokens == sequence.num_uncomputed_tokens
+        is_sampled = reaches_end and not sequence.is_base_prompt
+        return ScheduledSequence(sequence, num_tokens, sequence.num_rows if is_sampled else 0)
+
+    def _fork(self, parent: Sequence, num_choices: int) -> list[Sequence]:
+        children = [parent.fork(index) for index in range(1, num_choices)]
+        for child in children:
+            self.kv.fork(parent, child)
+            self.gate.share(parent, child)
+            self.running.append(child)
+        return children
+
+    def _append(self, sequence: Sequence, sample: SampledToken) -> SequenceUpdate:
+        sequence.token_ids.append(sample.token_id)
+        text = self.stops.check(sequence)
+        if sequence.finish_reason is not None:
+            self._end(sequence)
+            sequence.status = SequenceStatus.FINISHED
+        return SequenceUpdate(
+            sequence=sequence,
+            token_id=sample.token_id,
+            position=sequence.num_output_tokens - 1,
+            text=text,
+            logprobs=sample.logprobs,
+            finish_reason=sequence.finish_reason,
+        )
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Takes back all that a sequence holds; it computes its tokens again, output included."""
+        self.kv.free(sequence)
+        self.gate.close(sequence)
+        self.running.remove(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.num_preemptions += 1
+        self.kv.pool.metering.note_preemption(sequence.tenant)
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.add(sequence)
+        self.num_preemptions += 1
+
+    def _keep(self, sequence: Sequence) -> None:
+        """A computed base prompt: it runs no more, but its blocks stay."""
+        self.running.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def _end(self, sequence: Sequence) -> None:
+        """The one way out: finished and aborted sequences give back the same things."""
+        self.kv.free(sequence)
+        self.gate.close(sequence)
+        queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running
+        queue.remove(sequence)
+
+    def _store_prompt_logprobs(self, sequence: Sequence, result: ModelRunnerOutput) -> None:
+        if sequence.prompt_logprobs is not None:
+            for position, logprobs in result.prompt_logprobs.get(sequence.seq_id, {}).items():
+                sequence.prompt_logprobs[position] = logprobs

@@ -1,0 +1,151 @@
+"""Tokenizer: text and messages to token ids and back, as transformers would. Torch-free."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from loraplex.engine.errors import PromptRejected, UnsupportedModel
+from loraplex.engine.text.chat_template import DEFAULT_CHAT_TEMPLATE, DEFAULT_STOP, ChatTemplate
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class Tokenizer:
+    """Made by `from_folder`. Its methods may be called from several threads at once."""
+
+    def __init__(self, backend: Backend, config: Mapping[str, Any]) -> None:
+        self._backend = backend
+        self.special_tokens: dict[str, str] = {
+            name: content for name in SPECIAL_TOKENS if (content := _content(config.get(name)))
+        }
+        self._add_missing_tokens(config)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        source = config.get("chat_template")
+        self.has_own_chat_template = source is not None
+        self._chat_template = ChatTemplate(
+            source or DEFAULT_CHAT_TEMPLATE, self.special_tokens | {"adds_bos": self.adds_bos}
+        )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "Tokenizer":
+        """Reads tokenizer.json, and the Hugging Face files beside it where there are any.
+
+        Raises:
+            UnsupportedModel: if the folder holds no readable tokenizer.json.
+        """
+        folder = Path(folder)
+        if not (folder / "tokenizer.json").is_file():
+            raise UnsupportedModel(f"There is no tokenizer.json in {folder}")
+        try:
+            backend = Backend.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises nothing narrower
+            raise UnsupportedModel(f"Cannot read {folder / 'tokenizer.json'}: {error}") from error
+        return cls(backend, _read_config(folder))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids have a text, added tokens included. The model's own may be larger."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def default_stop(self) -> tuple[str, ...]:
+        """Where a turn ends for a model that was never taught to end one."""
+        return () if self.has_own_chat_template else DEFAULT_STOP
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        bos = self.special_tokens.get("bos_token")
+        return bos is not None and self.encode("")[:1] == [self._backend.token_to_id(bos)]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises PromptRejected for a lone surrogate, which is no character."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = "The text holds a lone surrogate, which is no character."
+            raise PromptRejected(message) from error
+        # The batch form lets other threads run meanwhile; the plain one does not.
+        encodings = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encodings[0].ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+        now: datetime | None = None,
+    ) -> str:
+        """The prompt's text with every special token in it: encode it without adding more.
+
+        Args:
+            variables: more names for the template, where it knows any.
+            now: what it takes for the time, where it asks; None: the time.
+
+        Raises:
+            PromptRejected: if the template refuses these messages.
+        """
+        return self._chat_template.render(
+            messages, add_generation_prompt, variables or {}, now or datetime.now()
+        )
+
+    def _add_missing_tokens(self, config: Mapping[str, Any]) -> None:
+        known = {token.content for token in self._backend.get_added_tokens_decoder().values()}
+        declared = config.get("added_tokens_decoder") or {}
+        for _, fields in sorted(declared.items(), key=lambda item: int(item[0])):
+            if fields["content"] not in known:
+                self._backend.add_tokens([_added_token(fields)])
+        for content in self.special_tokens.values():
+            if content not in known:
+                self._backend.add_special_tokens([content])
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    config = {
+        **_read_json(folder / "special_tokens_map.json"),
+        **_read_json(folder / "tokenizer_config.json"),
+    }
+    template = _read_json(folder / "chat_template.json").get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    config["chat_template"] = template or _default_of(config.get("chat_template"))
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModel(f"Cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModel(f"{path} must hold a JSON object")
+    return content
+
+
+def _default_of(template: object) -> str | None:
+    """Some models keep several templates, as a list of {name, template}."""
+    if isinstance(template, list):
+        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return template if isinstance(template, str) and template else None
+
+
+def _content(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _added_token(fields: Mapping[str, Any]) -> AddedToken:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(fields["content"], **{flag: fields[flag] for flag in flags if flag in fields})

@@ -1,0 +1,37 @@
+"""Forward: one pass of the model over a flat batch."""
+
+import torch
+from torch import Tensor
+
+from loraplex.adapters.layers import LoRAContext
+from loraplex.engine.model.loader import LoadedModel
+from loraplex.engine.worker.attention import AttentionContext
+from loraplex.engine.worker.input_batch import InputBatch
+
+
+class Forward:
+    """Runs transformers' own model, with our attention and linears in it."""
+
+    def __init__(self, loaded: LoadedModel, attention: AttentionContext, lora: LoRAContext) -> None:
+        self.device: torch.device = loaded.device
+        self._model = loaded.model
+        self._attention = attention
+        self._lora = lora
+
+    def __call__(self, batch: InputBatch) -> Tensor:
+        """-> [R, V] logits of the rows that need them."""
+        self._attention.batch = batch.attention
+        self._lora.hidden, self._lora.logits = batch.hidden_lora, batch.logits_lora
+        try:
+            output = self._model(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=batch.logits_indices,
+            )
+        finally:
+            self._attention.batch = None
+            self._lora.hidden = self._lora.logits = None
+        logits = output.logits[0]
+        assert isinstance(logits, Tensor)
+        return logits

@@ -1,0 +1,49 @@
+"""HostArena: the memory behind the host tier's slots."""
+
+import torch
+
+from loraplex.engine.worker.kv_cache import BlockStorage
+from loraplex.kernels.dispatch import choose_kernels
+
+
+class HostArena:
+    """Blocks in host memory, laid out as they are on the device."""
+
+    def __init__(
+        self, num_slots: int, widths: list[int], dtype: torch.dtype, *, pinned: bool
+    ) -> None:
+        """Args:
+        widths: numbers of a block in each storage.
+        pinned: page-locked, as a GPU needs it to copy without the CPU; taken at once then, else
+            as it is used.
+        """
+        host = torch.device("cpu")
+        kernels = choose_kernels("auto", host, dtype)
+        rows = [
+            torch.empty(num_slots, width, dtype=dtype, pin_memory=True)
+            if pinned
+            else kernels.empty(num_slots, width, dtype=dtype, device=host)
+            for width in widths
+        ]
+        self.storage = BlockStorage(rows, kernels)
+        self._bytes = [row.view(torch.uint8).numpy() for row in rows]
+
+    @property
+    def num_slots(self) -> int:
+        return self.storage.num_blocks
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return self.storage.bytes_per_block
+
+    def read(self, slot: int) -> bytes:
+        """A copy of a block, its parts one after another."""
+        return b"".join(part[slot].tobytes() for part in self._bytes)
+
+    def write(self, slot: int, content: bytes | memoryview) -> None:
+        """Takes in what `read` gave out."""
+        start = 0
+        for part in self._bytes:
+            end = start + part.shape[1]
+            memoryview(part[slot])[:] = content[start:end]
+            start = end

@@ -1,0 +1,44 @@
+"""InputBatch: the tensors of one step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loraplex.engine.worker.attention import AttentionBatch
+from loraplex.engine.worker.flat_step import FlatStep
+from loraplex.kernels.attention.spans import QuerySpans
+from loraplex.kernels.lora.batch import LoRABatch
+
+
+@dataclass(frozen=True)
+class InputBatch:
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    attention: AttentionBatch
+    logits_indices: Tensor  # [R] int64 rows of T whose logits are needed
+    hidden_lora: LoRABatch | None  # the T rows' adapters; None: all are the base model's
+    logits_lora: LoRABatch | None  # the same of the R rows
+
+    @classmethod
+    def of(cls, step: FlatStep, device: torch.device) -> "InputBatch":
+        """In memory of its own, of the step's very sizes."""
+
+        def tensor(numbers: NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(numbers).to(device)
+
+        attention = AttentionBatch(
+            QuerySpans.of(step.query_start.tolist(), step.seq_lens.tolist(), device),
+            list(tensor(step.slot_mapping)),
+            tensor(step.block_tables),
+        )
+        return cls(
+            token_ids=tensor(step.token_ids),
+            positions=tensor(step.positions),
+            attention=attention,
+            logits_indices=tensor(step.logits_indices),
+            hidden_lora=LoRABatch.build(step.adapter_slots, device),
+            logits_lora=LoRABatch.build(step.adapter_slots[step.logits_indices], device),
+        )

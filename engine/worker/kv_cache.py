@@ -1,0 +1,106 @@
+"""KVCache: the keys and values of all layers, as memory in equal blocks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.kv.groups import KVGroup, KVLayer, group_size
+from loraplex.engine.step import BlockCopy
+from loraplex.kernels.dispatch import NAIVE
+from loraplex.kernels.kernel_set import Kernels
+
+
+class BlockStorage:
+    """The same rows of several tensors are read, written and copied together."""
+
+    def __init__(self, rows: Sequence[Tensor], kernels: Kernels) -> None:
+        """`rows`: [N, E_j], each contiguous, of one dtype and device, which `kernels` serve."""
+        self.rows = list(rows)
+        self._kernels = kernels
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def widths(self) -> list[int]:
+        """Numbers that a block takes in each tensor."""
+        return [row.shape[1] for row in self.rows]
+
+    @property
+    def bytes_per_block(self) -> int:
+        return sum(self.widths) * self.rows[0].element_size()
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies blocks as if all sources were read first; ids [C] int64, on the same device."""
+        for row in self.rows:
+            self._kernels.copy_blocks(row, sources, targets)
+
+    def gather(self, ids: Tensor, out: Sequence[Tensor]) -> None:
+        """Copies blocks out: ids [C] int64 on the same device, out[j] [C, E_j] contiguous."""
+        for row, blocks in zip(self.rows, out, strict=True):
+            self._kernels.gather_blocks(row, ids, blocks)
+
+    def read(self, block_ids: Sequence[int]) -> list[bytes]:
+        """Copies of blocks on the host, each as its parts one after another."""
+        ids = torch.tensor(block_ids, device=self.rows[0].device)
+        parts = [row[ids].cpu().view(torch.uint8).numpy() for row in self.rows]
+        return [b"".join(part[i].tobytes() for part in parts) for i in range(len(block_ids))]
+
+    def scatter(self, ids: Tensor, blocks: Sequence[Tensor]) -> None:
+        """The inverse of `gather`; each id but once."""
+        for row, part in zip(self.rows, blocks, strict=True):
+            self._kernels.scatter_blocks(row, ids, part)
+
+
+def elements_per_block(layers: list[KVLayer], groups: list[KVGroup], block_size: int) -> list[int]:
+    """Numbers that a block takes in each storage; storage j serves each group's j-th layer."""
+    by_index = {layer.index: layer for layer in layers}
+    return [
+        max(
+            by_index[group.layers[j]].elements(block_size)
+            for group in groups
+            if j < len(group.layers)
+        )
+        for j in range(group_size(groups))
+    ]
+
+
+class KVCache:
+    """One storage [num_blocks, elements] per place in a group; layers see it through views."""
+
+    def __init__(
+        self,
+        layers: list[KVLayer],
+        groups: list[KVGroup],
+        num_blocks: int,
+        block_size: int,
+        options: dict[str, torch.dtype | torch.device],
+        kernels: Kernels = NAIVE,
+    ) -> None:
+        self.kernels = kernels  # which all that reads and writes here uses
+        self._block_size = block_size
+        rows = [
+            kernels.empty(num_blocks, elements, **options)
+            for elements in elements_per_block(layers, groups, block_size)
+        ]
+        self.storage = BlockStorage(rows, kernels)
+        self._place = {index: j for group in groups for j, index in enumerate(group.layers)}
+
+    def layer(self, layer: KVLayer) -> tuple[Tensor, Tensor]:
+        """The layer's keys [N, KVH, BS, Dk] and values [N, KVH, BS, Dv], as views."""
+        storage = self.storage.rows[self._place[layer.index]]
+        heads, size = layer.num_kv_heads, self._block_size
+        split = heads * size * layer.key_dim
+        keys = storage[:, :split].view(-1, heads, size, layer.key_dim)
+        values = storage[:, split : layer.elements(size)].view(-1, heads, size, layer.value_dim)
+        return keys, values
+
+    def copy(self, copies: list[BlockCopy]) -> None:
+        if not copies:
+            return
+        device = self.storage.rows[0].device
+        sources = torch.tensor([copy.source for copy in copies], device=device)
+        targets = torch.tensor([copy.target for copy in copies], device=device)
+        self.storage.copy(sources, targets)

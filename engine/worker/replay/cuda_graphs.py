@@ -1,0 +1,161 @@
+"""Decode steps recorded as graphs for a ladder of sizes, and replayed."""
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.worker.flat_step import FlatStep
+from loraplex.engine.worker.input_batch import InputBatch
+from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
+
+logger = logging.getLogger(__name__)
+
+
+class CaptureRefused(Exception):
+    """The model's forward pass cannot be replayed; the message says why."""
+
+
+class StepGraph(Protocol):
+    """A forward pass over fixed memory."""
+
+    def play(self) -> Tensor:
+        """-> [R, V] logits of what is in the inputs now; they are there until the next step."""
+
+
+class GraphCapture(Protocol):
+    """How a kind of device records a forward pass."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Numbers of rows that steps are padded to, ascending."""
+
+    def capture(self, forward: Callable[[], Tensor]) -> StepGraph:
+        """Records what `forward` does; it may be called more than once.
+
+        Raises:
+            CaptureRefused: it cannot be replayed.
+        """
+
+
+class StepGraphs:
+    """The graphs of one model: steps in which every sequence has one new token and wants its
+    logits.
+
+    Steps with adapters are recorded apart, so that a batch of base rows does nothing for LoRA.
+    """
+
+    def __init__(
+        self,
+        buffers: StepBuffers,
+        capture: GraphCapture,
+        forward: Callable[[InputBatch], Tensor],
+        num_slots: int,
+    ) -> None:
+        """Records all sizes at once, so that no request waits for it. `num_slots`: of adapters."""
+        self._buffers = buffers
+        self._sizes = capture.sizes
+        self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
+        for with_lora in (False, True):
+            try:
+                self._record(capture, forward, num_slots if with_lora else None)
+            except CaptureRefused as reason:
+                kind = "with adapters " if with_lora else ""
+                logger.warning("decode steps %sare not recorded: %s", kind, reason)
+
+    def run(self, step: FlatStep) -> Tensor | None:
+        """-> [S, V] logits of a decode step of S sequences, or None where the step is another one
+        or is not recorded."""
+        count = len(step.seq_lens)
+        num_rows = next((size for size in self._sizes if size >= count), None)
+        if num_rows is None or not len(step.token_ids) == len(step.logits_indices) == count:
+            return None
+        graph = self._graphs.get((num_rows, step.has_adapter))
+        if graph is None:
+            return None
+        self._buffers.fill(step, _decode(num_rows))
+        return graph.play()[:count]
+
+    def prepare(self) -> bool:
+        """As `RecordedSteps.prepare`."""
+        return False
+
+    def _record(
+        self,
+        capture: GraphCapture,
+        forward: Callable[[InputBatch], Tensor],
+        num_slots: int | None,
+    ) -> None:
+        for num_rows in reversed(self._sizes):  # the largest first: the others fit in its memory
+            self._buffers.clear(_decode(num_rows))
+            capacity = None if num_slots is None else min(num_slots, num_rows)
+            batch = self._buffers.batch(_decode(num_rows), capacity)
+            graph = capture.capture(lambda batch=batch: forward(batch))  # type: ignore[misc]
+            self._graphs[num_rows, num_slots is not None] = graph
+
+
+def _decode(num_rows: int) -> StepSize:
+    return StepSize(num_rows, num_rows, num_rows)
+
+
+_STEP = 8  # between the sizes from here on
+
+
+def ladder(max_rows: int) -> list[int]:
+    """The sizes that decode steps are padded to: 1, 2, 4, then multiples of 8, `max_rows` last."""
+    small = [size for size in (1, 2, 4) if size < max_rows]
+    return [*small, *range(_STEP, max_rows, _STEP), max_rows]
+
+
+@dataclass(frozen=True)
+class CudaGraph:
+    """A recorded forward pass; the memory of its results is that of the other graphs, too."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+
+    def play(self) -> Tensor:
+        """As `StepGraph.play`."""
+        self.graph.replay()
+        return self.logits
+
+
+class CudaCapture:
+    """Records CUDA graphs, which share their memory: one runs at a time."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.sizes = ladder(max_rows)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def capture(self, forward: Callable[[], Tensor]) -> CudaGraph:
+        """As `GraphCapture.capture`."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self._warm_up(forward)
+            # Adapters are read on other threads, which may allocate meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                logits = forward()
+        except RuntimeError as error:  # the pass looked at a value on the host, or the like
+            raise CaptureRefused(str(error).partition("\n")[0]) from error
+        return CudaGraph(graph, logits)
+
+    def _warm_up(self, forward: Callable[[], Tensor]) -> None:
+        """Lets libraries allocate and kernels be compiled, then makes sure that nothing waits for
+        the GPU: a recording would break off there, and leave torch's allocator in its middle."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this mode is a prototype
+            forward()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                forward()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream().wait_stream(self._stream)

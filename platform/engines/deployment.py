@@ -1,0 +1,181 @@
+"""Deployment: one engine, and what the API needs around it."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import Request
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import (
+    EngineUnavailable,
+    PromptRejected,
+    RequestRejected,
+    StartRefused,
+)
+from loraplex.engine.protocol import StartProgress
+from loraplex.engine.supervisor import EngineSupervisor
+from loraplex.platform.auth.namespace import kept_namespace
+from loraplex.platform.auth.principal import ApiKeyAuthenticator
+from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
+from loraplex.platform.catalog.service import AdapterSource, Catalog
+from loraplex.platform.config import Settings
+from loraplex.platform.errors import Conflict, StartFailed
+from loraplex.platform.inference.service import InferenceService
+from loraplex.platform.observability.metrics import Metrics
+
+MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
+
+
+class Deployment:
+    """Made and started by the application; `wait_ready` tells how the start went.
+
+    Args:
+        settings: with an API key.
+        on_progress: told how far the engine's start is.
+
+    Raises:
+        SettingsRefused: where settings do not fit each other, or the data folder cannot be used.
+    """
+
+    def __init__(
+        self, settings: Settings, on_progress: Callable[[StartProgress], None] | None = None
+    ) -> None:
+        self.settings = settings
+        self.authenticator = ApiKeyAuthenticator(settings.key, kept_namespace(settings.home_folder))
+        self.catalog = Catalog(settings.served_model_name, settings.adapter_store)
+        self.base_prompts = BasePrompts()
+        self._prompt_sources = read_prompts(settings.base_prompts)
+        self.metrics = Metrics(settings.served_model_name)
+        self._socket = _socket_path(settings.home_folder)
+        self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
+        self.inference = InferenceService(self.engine, self.catalog, self.base_prompts)
+        self._supervisor = EngineSupervisor(settings.engine_config(), self.engine)
+        self._failed = asyncio.Event()
+        self._failure = StartFailed([])
+
+    async def start(self) -> None:
+        """Begins to start the engine, and returns."""
+        self._socket.parent.mkdir(parents=True, exist_ok=True)
+        await self.engine.start()
+        self._supervising = asyncio.create_task(self._supervise())
+        self._reading = asyncio.create_task(self._read_tokenizer())
+
+    async def stop(self) -> None:
+        """Ends the engine and what runs on it."""
+        self._supervising.cancel()
+        await asyncio.gather(self._supervising, self._reading, return_exceptions=True)
+        await self.engine.close()
+        self.inference.close()
+        self._socket.unlink(missing_ok=True)
+
+    async def wait_ready(self) -> None:
+        """Raises StartFailed if there is nothing to wait for."""
+        waits = [
+            asyncio.create_task(wait()) for wait in (self.engine.wait_ready, self._failed.wait)
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self.raise_if_failed()
+
+    async def wait_failed(self) -> None:
+        """Returns when the engine is given up, at its start or later."""
+        await self._failed.wait()
+
+    def raise_if_failed(self) -> None:
+        """Raises StartFailed if the engine has been given up."""
+        if self._failed.is_set():
+            raise self._failure
+
+    async def _supervise(self) -> None:
+        try:
+            await self._supervisor.run()
+        except StartRefused as refusal:
+            self._fail([refusal.message])
+
+    async def _prepare(self, engine: EngineClient) -> bool:
+        """Makes a new engine ready for requests. False: it cannot be made ready."""
+        if engine.info is None:
+            raise EngineUnavailable
+        await asyncio.wait([self._reading])
+        try:
+            await self.inference.load_tokenizer(Path(engine.info.tokenizer_path))
+        except StartRefused as refusal:
+            return self._fail([refusal.message])
+        faults = await self._publish_configured(engine)
+        if faults:
+            return self._fail(faults)
+        await self.catalog.restore(engine)
+        faults = await self._register_configured(engine)
+        return self._fail(faults) if faults else True
+
+    async def _read_tokenizer(self) -> None:
+        """While the engine starts. The engine itself says whether the model's is the right one."""
+        with contextlib.suppress(StartRefused):
+            await self.inference.load_tokenizer(self.settings.model.absolute())
+
+    async def _publish_configured(self, engine: EngineClient) -> list[str]:
+        """Publishes the base prompts of the settings to a new engine, with all faults."""
+        faults = []
+        for name, source in self._prompt_sources.items():
+            try:
+                await self.base_prompts.publish(engine, self.inference.tokenizer, name, source)
+            except (PromptRejected, RequestRejected) as rejection:
+                faults.append(f"Base prompt {name}: {rejection.message}")
+        return faults
+
+    async def _register_configured(self, engine: EngineClient) -> list[str]:
+        """Registers the adapters of the settings that are not in the catalogue, with all faults."""
+        tenant = self.authenticator.principal.tenant
+        missing = [
+            it for it in self.settings.adapters.items() if not self.catalog.has(tenant, it[0])
+        ]
+        found = await asyncio.gather(*(self._register(engine, *it) for it in missing))
+        return [fault for faults in found for fault in faults]
+
+    async def _register(self, engine: EngineClient, name: str, folder: Path) -> list[str]:
+        """Its faults, if it has any."""
+        try:
+            await self.catalog.register(
+                engine, self.authenticator.principal.tenant, self._adapter_source(name, folder)
+            )
+        except Conflict as conflict:
+            return [f"Adapter {name}: {conflict.message}"]
+        except RequestRejected as rejection:
+            details = rejection.faults or [rejection.message]
+            return [f"Adapter {name} ({folder}): {detail}" for detail in details]
+        return []
+
+    def _adapter_source(self, name: str, folder: Path) -> AdapterSource:
+        settings = self.settings
+        prompt = settings.adapter_base_prompts.get(name)
+        return AdapterSource(
+            name,
+            folder.absolute(),
+            settings.allow_base_mismatch,
+            settings.adapter_activations.get(name),
+            None if prompt is None else self.base_prompts.resolve(prompt),
+        )
+
+    def _fail(self, faults: list[str]) -> bool:
+        self._failure = StartFailed(faults)
+        self._failed.set()
+        return False
+
+
+def current_deployment(request: Request) -> Deployment:
+    """A dependency: the application's deployment."""
+    deployment: Deployment = request.app.state.deployment
+    return deployment
+
+
+def _socket_path(home: Path) -> Path:
+    """In the data folder; where that has too long a name, in a folder of its own."""
+    path = home / "run" / f"engine-{os.getpid()}.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    return Path(tempfile.mkdtemp(prefix="loraplex-")) / "engine.sock"

@@ -1,0 +1,35 @@
+"""create_app: the HTTP application around one deployment."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+
+from loraplex import __version__
+from loraplex.platform.engines.deployment import Deployment
+from loraplex.platform.http import operations
+from loraplex.platform.http.edge import Authentication, BodyLimit, RequestId
+from loraplex.platform.http.error_handlers import add_error_handlers
+from loraplex.platform.inference import endpoints as inference
+
+
+def create_app(deployment: Deployment) -> FastAPI:
+    """The deployment starts and stops with the application. Until it is ready, answers are 503."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await deployment.start()
+        try:
+            yield
+        finally:
+            await deployment.stop()
+
+    app = FastAPI(title="Loraplex", version=__version__, lifespan=lifespan)
+    app.state.deployment = deployment
+    add_error_handlers(app)
+    app.add_middleware(BodyLimit, max_bytes=deployment.settings.max_body_size)
+    app.add_middleware(Authentication, authenticator=deployment.authenticator)
+    app.add_middleware(RequestId)
+    app.include_router(inference.router)
+    app.include_router(operations.router)
+    return app

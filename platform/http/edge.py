@@ -1,0 +1,76 @@
+"""What every HTTP request passes before its route: an id, a size limit, a key."""
+
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from loraplex.platform.auth.principal import ApiKeyAuthenticator
+from loraplex.platform.errors import Unauthenticated
+from loraplex.platform.http.error_handlers import error_response
+
+REQUEST_ID_HEADER = "x-request-id"
+PROTECTED = "/v1/"
+PATIENCE = 8  # how many times the limit is read of a body that is refused
+
+
+class RequestId:
+    """Gives each request an id of the server's making, and names it in the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id = scope.setdefault("state", {})["request_id"] = f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Authentication:
+    """Turns away callers without a valid key before anything reads what they sent."""
+
+    def __init__(self, app: ASGIApp, authenticator: ApiKeyAuthenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(PROTECTED):
+            try:
+                header = Headers(scope=scope).get("authorization")
+                scope["state"]["principal"] = self._authenticator.authenticate(header)
+            except Unauthenticated as error:
+                return await error_response(error)(scope, receive, send)
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies over a number of bytes, whether or not they announce their length."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_bytes = 0
+
+        async def receive_limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes <= self._max_bytes:
+                return message
+            # A client that is still sending would not see the answer.
+            while message.get("more_body") and num_bytes < PATIENCE * self._max_bytes:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+            raise HTTPException(413, f"The body may have at most {self._max_bytes} bytes.")
+
+        await self._app(scope, receive_limited, send)

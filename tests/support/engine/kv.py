@@ -1,0 +1,93 @@
+"""Sequences and KV managers without a model."""
+
+from typing import Any
+
+from support.models.word_tokenizer import word_tokenizer
+
+from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.kv.block_pool import BlockPool
+from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.keys import BlockKeyScope
+from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.protocol import GenerateRequest
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.sequence import Sequence
+from loraplex.engine.text.detokenizer import Detokenizer
+
+FULL_AND_SLIDING = [KVGroup((0,), None), KVGroup((1,), 3), KVGroup((2,), 9)]
+FULL = [KVGroup((0,), None)]
+TOKENIZER = word_tokenizer()
+MAX_MODEL_LEN = 128
+
+
+def adapter_ref(name: str, tenant: str = "tenant") -> AdapterRef:
+    """An adapter whose content is its name."""
+    return AdapterRef(tenant=tenant, adapter_id=name, digest=f"digest-{name}")
+
+
+def kv_manager(
+    num_blocks: int,
+    block_size: int = 4,
+    groups: list[KVGroup] | None = None,
+    kv_format: str = "float32",
+    revision: str = "1",
+) -> KVCacheManager:
+    """A manager of `num_blocks` blocks, the null block apart."""
+    return KVCacheManager(
+        BlockPool(num_blocks + 1),
+        groups or FULL,
+        block_size,
+        MAX_MODEL_LEN,
+        BlockKeyScope(kv_format, revision),
+    )
+
+
+def sequence_of(
+    token_ids: list[int],
+    *,
+    namespace: str = "namespace",
+    adapter: str | None = None,
+    adapter_start: int = 0,
+    frontier: int = 0,
+    **sampling: Any,
+) -> Sequence:
+    """A sequence that has computed nothing yet; its adapter is named."""
+    request = GenerateRequest(
+        request_id="request",
+        tenant="tenant",
+        namespace=namespace,
+        prompt_token_ids=token_ids,
+        sampling=SamplingParams(**sampling),
+        adapter=adapter_ref(adapter) if adapter else None,
+    )
+    return Sequence(
+        request,
+        Detokenizer(TOKENIZER, token_ids),
+        seed=request.sampling.seed or 0,
+        max_len=MAX_MODEL_LEN,
+        adapter_start=adapter_start,
+        frontier=frontier,
+    )
+
+
+def admit(kv: KVCacheManager, sequence: Sequence) -> int:
+    """Opens the sequence's table on whatever is cached; returns how many tokens that is."""
+    cached = kv.find_cached(sequence)
+    kv.admit(sequence, cached)
+    return cached.num_tokens
+
+
+def compute(kv: KVCacheManager, sequence: Sequence, num_tokens: int | None = None) -> None:
+    """Takes the next tokens, or all that are left, as computed."""
+    count = sequence.num_uncomputed_tokens if num_tokens is None else num_tokens
+    assert kv.allocate_slots(sequence, count)
+    sequence.num_computed_tokens += count
+    kv.remember_computed(sequence)
+
+
+def run_through(kv: KVCacheManager, sequence: Sequence) -> int:
+    """Admits, computes and frees a sequence; returns how many of its tokens were cached."""
+    num_cached = admit(kv, sequence)
+    compute(kv, sequence)
+    kv.free(sequence)
+    return num_cached

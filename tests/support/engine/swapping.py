@@ -1,0 +1,79 @@
+"""A scheduler at work above host memory and a disk: real tiers, and a toy model's numbers."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from support.engine.scheduling import SchedulerHarness, Setup
+from support.models.toy_model import ToyModel
+
+from loraplex.engine.kv.offload.costs import SwapCosts
+from loraplex.engine.kv.offload.disk_tier import DiskTier
+from loraplex.engine.kv.offload.manager import SwapManager
+from loraplex.engine.kv.offload.segment import SwapIdentity
+from loraplex.engine.kv.recompute_cost import RecomputeCost
+from loraplex.engine.worker.host_arena import HostArena
+from loraplex.engine.worker.transfers import HostTransfers
+
+
+class SwappingHarness(SchedulerHarness):
+    """Swaps whatever is evicted: nothing is measured, so each copy counts as worth it."""
+
+    def __init__(
+        self,
+        setup: Setup | None = None,
+        *,
+        num_host_slots: int = 200,
+        folder: Path | None = None,
+        disk_bytes: int = 1 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`folder`: of the disk tier; None: there is none."""
+        super().__init__(setup)
+        assert isinstance(self.model, ToyModel)
+        device, self.recompute = self.model.storage, RecomputeCost()
+        arena = HostArena(num_host_slots, device.widths, torch.int64, pinned=False)
+        self.transfers = self.model.transfers = HostTransfers(device, arena.storage)
+        size = self.kv.block_size
+        identity = SwapIdentity(
+            kv_format="toy",
+            model_revision="1",
+            layout="toy",
+            block_size=size,
+            block_bytes=device.bytes_per_block,
+        )
+        self.swap = SwapManager(
+            self.transfers,
+            arena,
+            SwapCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
+            self.kv.pool.metering,
+            disk=None if folder is None else DiskTier(folder, disk_bytes, identity, clock),
+            clock=clock,
+        )
+        self.kv.tiers = self.swap
+        self.kv.pool.on_evict = self.swap.keep
+
+    def close(self) -> None:
+        self.swap.close()
+
+    def settle(self) -> None:
+        """Lets what was evicted arrive below, as a step would."""
+        self.transfers.move(self.swap.take_moves())
+        self.swap.begin_step()
+
+    def flush_device(self) -> None:
+        """Evicts all that is cached on the device, and lets it arrive below."""
+        self.take_memory()
+        self.give_memory_back()
+        self.settle()
+
+    def flush_host(self) -> None:
+        """Evicts what the usual tenant has in host memory, and lets it be written."""
+        tier, disk = self.swap.host, self.swap.disk
+        assert disk is not None
+        fillers = [tier.reserve((9, bytes([i])), (), "tenant") for i in range(tier.num_slots)]
+        for filler in fillers:
+            if filler is not None:
+                tier.discard(filler)
+        disk.flush()
