@@ -7,14 +7,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging as transformers_logging
-from transformers.utils.import_utils import is_accelerate_available
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
-from loraplex.engine.model.probe import ATTENTION
+from loraplex.engine.model.checkpoint import first_line, read_weights
 
 _SAMPLE = 1 << 20  # bytes read at each end of a weights file for the revision
 
@@ -35,7 +33,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """Loads the model of a local folder for inference.
 
     Raises:
-        UnsupportedModel: when the folder holds no decoder-only checkpoint that transformers knows.
+        UnsupportedModel: when the folder holds no decoder-only checkpoint that transformers knows,
+            or one whose tensors are not exactly the model's.
         ConfigRefused: when a setting does not fit the model or the machine.
     """
     folder = Path(config.model)
@@ -43,19 +42,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, hf_config, device)
     max_model_len = choose_max_model_len(config.max_model_len, hf_config)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=hf_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            use_safetensors=True,
-            local_files_only=True,
-            **_placement(device),
-        )
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"cannot load the model in {folder}: {error}") from error
+    model = read_weights(folder, hf_config, dtype, device)
     nn.Module.to(model, device)
     nn.Module.eval(model)
     return LoadedModel(
@@ -70,13 +57,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def _placement(device: torch.device) -> dict[str, Any]:
-    """Where transformers is to put each weight as it reads it; it needs `accelerate` for that."""
-    if device.type == "cpu" or not is_accelerate_available():
-        return {}
-    return {"device_map": {"": device}}
-
-
 def read_config(folder: Path) -> PretrainedConfig:
     """The folder's config, if it describes a model that can be served.
 
@@ -87,8 +67,9 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise UnsupportedModel(f"{folder} is no Hugging Face model folder: it has no config.json")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedModel(f"cannot read {folder / 'config.json'}: {error}") from error
+    except Exception as error:  # the checks of each model's config raise what they like
+        message = f"cannot read {folder / 'config.json'}: {first_line(error)}"
+        raise UnsupportedModel(message) from error
     if config.is_encoder_decoder:
         raise UnsupportedModel(
             f"{config.model_type} is an encoder-decoder model; only decoder-only models are served"

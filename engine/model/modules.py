@@ -1,8 +1,10 @@
-"""Finding the modules of a model together with the place where each hangs."""
+"""Finding the modules of a model with the place where each hangs, and comparing replacements."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 class Place(NamedTuple):
@@ -22,3 +24,18 @@ def places(model: nn.Module) -> list[tuple[Place, nn.Module]]:
         for parent in model.modules()
         for attribute, module in parent.named_children()
     ]
+
+
+def reproduces(ours: Callable[..., Any], theirs: Callable[..., Any], *inputs: Tensor) -> bool:
+    """Whether both give the same tensor, or the same tensors, to the bit.
+
+    What fails on these inputs, or takes or returns something else, is not the same.
+    """
+    try:
+        got, want = ours(*inputs), theirs(*inputs)
+    except Exception:
+        return False
+    pairs = list(zip(got, want, strict=False)) if isinstance(got, tuple) else [(got, want)]
+    return type(got) is type(want) and all(
+        isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs
+    )

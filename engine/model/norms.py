@@ -1,9 +1,11 @@
 """Runs a model's RMS norms on our kernel, where they compute one of the forms that it knows."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from loraplex.engine.model.modules import places
+from loraplex.engine.model.modules import places, reproduces
 from loraplex.kernels.dispatch import NAIVE
 from loraplex.kernels.kernel_set import Kernels
 
@@ -26,17 +28,19 @@ class RMSNorm(nn.Module):
     def computes_as(self, module: nn.Module) -> bool:
         """Takes the form that gives the module's own result to the bit, if one does."""
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(_SAMPLE, len(self._scale), generator=generator).to(self.weight.dtype)
-        want = module(x)
+        x = torch.randn(_SAMPLE, len(self._scale), generator=generator).to(self.weight)
         for form in _FORMS:
-            if torch.equal(getattr(NAIVE, form)(x, self._scale, self._eps), want):
-                self._form = form
+            self._form = form
+            if reproduces(partial(self._normalise, NAIVE), module, x):
                 return True
         return False
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]"""
-        out: Tensor = getattr(self._kernels, self._form)(x, self._scale, self._eps)
+        return self._normalise(self._kernels, x)
+
+    def _normalise(self, kernels: Kernels, x: Tensor) -> Tensor:
+        out: Tensor = getattr(kernels, self._form)(x, self._scale, self._eps)
         return out
 
 

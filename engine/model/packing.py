@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from loraplex.engine.model.modules import Place, places
+from loraplex.engine.model.modules import Place, places, reproduces
 from loraplex.kernels.linear.format import KeptWeight, LinearFormat
 from loraplex.kernels.native.huge_pages import HugePages, give_back_freed_memory
 
@@ -83,6 +83,10 @@ def _replace_embedding(place: Place, module: nn.Embedding, packed: KeptWeight) -
     scale = cast(Tensor | None, getattr(module, "embed_scale", None))
     scale = None if scale is None else scale.to(torch.bfloat16)
     sample = torch.arange(min(_SAMPLE, module.num_embeddings))
-    rows = module.weight[sample]
-    if torch.equal(module(sample), rows if scale is None else rows * scale):
+
+    def ours(token_ids: Tensor) -> Tensor:
+        rows = module.weight[token_ids]
+        return rows if scale is None else rows * scale
+
+    if reproduces(ours, module, sample):
         place.put(PackedEmbedding(packed, scale))

@@ -1,6 +1,7 @@
 """Which feed-forward layers are replaced, and that LoRA acts in them as before."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,28 @@ def test_another_activation_stays(context: LoRAContext) -> None:
     swap_feed_forward(model, KERNELS)
 
     assert isinstance(model[0], FeedForward)
+
+
+class WithScores(FeedForward):
+    """As experts are: more than rows comes back."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+class WithRoute(FeedForward):
+    def forward(self, x: Tensor, route: Tensor) -> Any:
+        return super().forward(x * route)
+
+
+@pytest.mark.parametrize("kind", [WithScores, WithRoute])
+@torch.inference_mode()
+def test_a_layer_of_another_signature_stays(kind: type[FeedForward], context: LoRAContext) -> None:
+    model = nn.Sequential(kind(functional.silu, context))
+
+    swap_feed_forward(model, KERNELS)
+
+    assert type(model[0]) is kind
 
 
 @torch.inference_mode()

@@ -72,13 +72,6 @@ def write_mamba(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "m", "llama")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UnsupportedModel, match="cannot load the model"):
-        load(folder)
-
-
 def test_more_positions_than_the_model_has_are_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "m", "llama")
     with pytest.raises(ConfigRefused, match=r"max_model_len is 257, but .* end at 256"):

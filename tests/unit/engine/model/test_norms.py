@@ -68,7 +68,17 @@ def test_a_known_form_is_replaced_and_gives_the_same(kind: type[_Base], dtype: t
     torch.testing.assert_close(model(x), want, rtol=rtol, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [ShiftedRMSNorm, WeightlessRMSNorm])
+class GatedRMSNorm(_Base):
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return self.weight * self.normalised(x) * gate
+
+
+class PairRMSNorm(_Base):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.weight * self.normalised(x), x
+
+
+@pytest.mark.parametrize("kind", [ShiftedRMSNorm, WeightlessRMSNorm, GatedRMSNorm, PairRMSNorm])
 @torch.inference_mode()
 def test_a_norm_that_computes_something_else_stays(kind: type[nn.Module]) -> None:
     model = nn.Sequential(kind())

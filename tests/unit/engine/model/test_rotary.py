@@ -128,3 +128,27 @@ def test_a_rotation_of_neighbours_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     swap_rotary([module], torch.float32, NAIVE)
 
     assert "forward" not in vars(module)
+
+
+def one_at_a_time(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + sin
+
+
+def only_the_query(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return apply_rotary_pos_emb(q, k, cos, sin)[0]
+
+
+def with_complex_angles(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    raise ValueError(f"expected complex angles, got {cos.dtype}")
+
+
+@pytest.mark.parametrize("rotation", [one_at_a_time, only_the_query, with_complex_angles])
+def test_a_rotation_of_another_signature_stays_as_it_is(
+    rotation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "apply_rotary_pos_emb", rotation)
+    module = Attention()
+
+    swap_rotary([module], torch.float32, NAIVE)
+
+    assert "forward" not in vars(module)
