@@ -1,5 +1,6 @@
 """The layer folders are the package `loraplex`: in the tree, in a wheel, in an editable install."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,8 @@ NO_LITTER = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.fail(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
