@@ -35,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eviction_half_life: float = 120.0  # seconds after which a use counts half
     scheduling: str = "fair"  # between tenants; fcfs: by arrival, whoever asks
     adapter_wait: float = 2.0  # seconds until a slot is drained for a waiting adapter
-    seed: int = 0
+    seed: int | None = None  # of requests that bring none, by arrival; None: drawn for each
     num_threads: int | None = None  # None: torch's choice
     kernels: str = "auto"  # auto: the fastest that the machine has; naive: plain torch
     quantization: str = "none"  # int8: linears with eight-bit weights and activations

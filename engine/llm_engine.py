@@ -34,8 +34,9 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
     Usage,
 )
+from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.scheduling.scheduler import SequenceUpdate
-from loraplex.engine.sequence import RequestSeeds, Sequence
+from loraplex.engine.sequence import Sequence
 from loraplex.engine.text.detokenizer import Detokenizer
 
 NO_MEMORY = "There is no memory left that this request could ever have."
@@ -101,7 +102,7 @@ class LLMEngine:
                 include_stop=sampling.include_stop_str_in_output,
                 skip_special_tokens=sampling.skip_special_tokens,
             ),
-            seed=self._seeds.of(request),
+            seed=self._seeds.of(sampling),
             max_len=self.info.max_model_len,
             adapter_start=adapter_start(
                 request.prompt_token_ids,

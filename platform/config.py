@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplex.adapters.manifest import Activation
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.sampling_params import MAX_SEED
 from loraplex.platform.errors import SettingsRefused
 
 PREFIX = "LORAPLEX_"
@@ -147,7 +148,12 @@ class Settings(BaseSettings):
     adapter_memory: Bytes | None = Field(
         None, ge=0, description="Memory of these adapters; not set: rank 16 on every linear, each"
     )
-    seed: int = Field(0, description="Seed of requests that bring none")
+    seed: int | None = Field(
+        None,
+        ge=-MAX_SEED - 1,
+        le=MAX_SEED,
+        description="Makes seeds of requests that bring none repeatable; not set: drawn for each",
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")
     kernels: Literal["auto", "naive", "triton"] = Field(
         "auto",

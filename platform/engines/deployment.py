@@ -17,6 +17,7 @@ from loraplex.engine.errors import (
     StartRefused,
 )
 from loraplex.engine.protocol import StartProgress
+from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth.namespace import kept_namespace
 from loraplex.platform.auth.principal import ApiKeyAuthenticator
@@ -52,7 +53,9 @@ class Deployment:
         self.metrics = Metrics(settings.served_model_name)
         self._socket = _socket_path(settings.home_folder)
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
-        self.inference = InferenceService(self.engine, self.catalog, self.base_prompts)
+        self.inference = InferenceService(
+            self.engine, self.catalog, self.base_prompts, RequestSeeds(settings.seed)
+        )
         self._supervisor = EngineSupervisor(settings.engine_config(), self.engine)
         self._failed = asyncio.Event()
         self._failure = StartFailed([])

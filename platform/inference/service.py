@@ -3,12 +3,16 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from loraplex.engine.client import STARTING, EngineClient
 from loraplex.engine.protocol import GenerateRequest
+from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.auth.principal import Principal
@@ -44,10 +48,17 @@ class _Call:
 class InferenceService:
     """Resolves the model, tokenises, and checks what depends on both."""
 
-    def __init__(self, engine: EngineClient, catalog: Catalog, base_prompts: BasePrompts) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        catalog: Catalog,
+        base_prompts: BasePrompts,
+        seeds: RequestSeeds,
+    ) -> None:
         self.engine = engine
         self._catalog = catalog
         self._base_prompts = base_prompts
+        self._seeds = seeds
         self._tokenizer: Tokenizer | None = None
         self._folder: Path | None = None  # that it is from
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer")
@@ -85,7 +96,7 @@ class InferenceService:
         call.limits.check_sampling(sampling)
         loop = asyncio.get_running_loop()
         prompt = await loop.run_in_executor(self._threads, _render, tokenizer, body, call.beginning)
-        return _assemble(call, [prompt], sampling, default_tokens=None)
+        return self._assemble(call, [prompt], sampling, default_tokens=None)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
         """Raises ApiError."""
@@ -99,7 +110,7 @@ class InferenceService:
         prompts = await loop.run_in_executor(
             self._threads, _encode, tokenizer, body, call.beginning
         )
-        return _assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
+        return self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
 
     def _open(
         self, kind: str, param: str, principal: Principal, body: SamplingFields
@@ -118,6 +129,34 @@ class InferenceService:
             priority=body.priority or 0,
         )
         return call, self._tokenizer
+
+    def _assemble(
+        self,
+        call: _Call,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        default_tokens: int | None,
+    ) -> Generation:
+        """One request for each prompt, each with a seed, so that any engine gives its tokens."""
+        base = call.beginning.prompt if call.beginning else None
+        num_base_tokens = len(base.token_ids) if base else 0
+        requests = []
+        for number, prompt in enumerate(prompts):
+            fitted = call.limits.fit(call.param, prompt.token_ids, sampling, default_tokens)
+            seeded = msgspec.structs.replace(fitted, seed=self._seeds.of(sampling))
+            requests.append(
+                GenerateRequest(
+                    request_id=f"{call.id}-{number}",
+                    tenant=call.principal.tenant,
+                    namespace=call.principal.namespace,
+                    prompt_token_ids=prompt.token_ids[num_base_tokens:],
+                    sampling=seeded,
+                    adapter=call.model.adapter,
+                    base_prompt=base.ref if base else None,
+                    priority=call.priority,
+                )
+            )
+        return Generation(call.id, int(time.time()), call.model.name, list(prompts), requests)
 
     def _beginning(self, body: SamplingFields, model: Model) -> Beginning | None:
         """With the base prompt that the request names, or else its model's."""
@@ -192,24 +231,3 @@ def _for_echo(tokenizer: Tokenizer, prompt: Prompt) -> Prompt:
         text=prompt.text or tokenizer.decode(prompt.token_ids),
         first_token=tokenizer.decode(prompt.token_ids[:1], skip_special_tokens=False),
     )
-
-
-def _assemble(
-    call: _Call, prompts: list[Prompt], sampling: SamplingParams, default_tokens: int | None
-) -> Generation:
-    base = call.beginning.prompt if call.beginning else None
-    num_base_tokens = len(base.token_ids) if base else 0
-    requests = [
-        GenerateRequest(
-            request_id=f"{call.id}-{number}",
-            tenant=call.principal.tenant,
-            namespace=call.principal.namespace,
-            prompt_token_ids=prompt.token_ids[num_base_tokens:],
-            sampling=call.limits.fit(call.param, prompt.token_ids, sampling, default_tokens),
-            adapter=call.model.adapter,
-            base_prompt=base.ref if base else None,
-            priority=call.priority,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    return Generation(call.id, int(time.time()), call.model.name, prompts, requests)

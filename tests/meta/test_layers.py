@@ -15,6 +15,7 @@ WINDOW = (  # what the platform may see of the layers that use torch
     "loraplex.engine.config",
     "loraplex.engine.errors",
     "loraplex.engine.protocol",
+    "loraplex.engine.request_seeds",
     "loraplex.engine.sampling_params",
     "loraplex.engine.supervisor",
     "loraplex.engine.text.tokenizer",

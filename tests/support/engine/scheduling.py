@@ -18,6 +18,7 @@ from loraplex.engine.protocol import (
     GenerateRequest,
     PositionLogprobs,
 )
+from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.adapter_slots import AdapterGate
 from loraplex.engine.scheduling.fair_share import FairPolicy
@@ -29,7 +30,7 @@ from loraplex.engine.scheduling.scheduler import (
     SequenceUpdate,
 )
 from loraplex.engine.scheduling.stop_checker import StopChecker
-from loraplex.engine.sequence import RequestSeeds, Sequence
+from loraplex.engine.sequence import Sequence
 from loraplex.engine.text.detokenizer import Detokenizer
 from loraplex.engine.text.token_text import TokenText
 from loraplex.engine.worker.sampler import Sampler
@@ -138,7 +139,7 @@ class SchedulerHarness:
         sequence = Sequence(
             request,
             detokenizer,
-            seed=RequestSeeds(0).of(request),
+            seed=RequestSeeds(0).of(request.sampling),
             max_len=MAX_MODEL_LEN,
             adapter_start=adapter_start,
             frontier=frontier,
