@@ -19,6 +19,7 @@ from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.kv.keys import BlockKeyScope
+from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.recompute_cost import RecomputeCost, cost_per_token
 from loraplex.engine.model.feed_forward import swap_feed_forward
@@ -242,7 +243,10 @@ def _kv(
     attention = AttentionContext()
     install_attention(probe, groups, cache, attention)
     scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)
-    kv = KVCacheManager(pool, groups, config.block_size, loaded.max_model_len, scope)
+    layout = KVLayout(
+        groups, config.block_size, loaded.max_model_len, chunk=config.max_num_batched_tokens
+    )
+    kv = KVCacheManager(pool, layout, scope)
     return kv, cache, attention
 
 

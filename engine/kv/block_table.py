@@ -27,6 +27,11 @@ class BlockTable:
             written_from=np.zeros(num_groups, np.int64),
         )
 
+    @property
+    def num_held(self) -> list[int]:
+        """Per group, the blocks that are not behind the window."""
+        return [len(row) - passed for row, passed in zip(self.blocks, self.num_passed, strict=True)]
+
     def copy(self) -> "BlockTable":
         return BlockTable(
             [list(row) for row in self.blocks],

@@ -5,11 +5,13 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from loraplex.engine.kv.admission_plan import AdmissionPlan, AdmissionPlanner
 from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
 from loraplex.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
 from loraplex.engine.kv.block_table import BlockTable
-from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.demand import BlockDemand
 from loraplex.engine.kv.keys import BlockKeyScope, PrefixKeys, tokens_of
+from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.prefix_lookup import CachedPrefix, Fetch, PrefixLookup
 from loraplex.engine.kv.tiers import LowerTiers
 from loraplex.engine.sequence import Sequence
@@ -24,44 +26,56 @@ class KVCacheManager:
     (`take_copies`), so no sequence can change what another sees.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        groups: list[KVGroup],
-        block_size: int,
-        max_model_len: int,
-        scope: BlockKeyScope,
-    ) -> None:
+    def __init__(self, pool: BlockPool, layout: KVLayout, scope: BlockKeyScope) -> None:
+        groups, block_size = layout.groups, layout.block_size
         self.pool = pool
+        self.layout = layout
         self.groups = groups
         self.block_size = block_size
-        self.max_blocks = -(-max_model_len // block_size)
+        self.max_blocks = layout.max_blocks
         self.num_copied_blocks = 0
         self.tiers = LowerTiers()  # of what is evicted; another may be put here before the start
         self.prompts = BasePrompts(scope, block_size)
         self._keys = PrefixKeys(scope, block_size, groups, self.prompts)
-        self._lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
+        self._demand = BlockDemand(layout, pool.budgets)
+        lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
+        self._planner = AdmissionPlanner(lookup, self._keys, layout, self._demand)
         self._tables: dict[int, BlockTable] = {}
         self._used_tokens: dict[int, int] = {}
         self._copies: list[BlockCopy] = []
 
-    def find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """The longest cached beginning of a sequence, in whatever tier. Where some of it is
-        `awaited`, the sequence should wait for that."""
-        anywhere = self._lookup.find(sequence, self.tiers.find)
-        awaited = anywhere.awaited
-        if not awaited:
-            return anywhere
-        at_hand = self._lookup.find(sequence, self.tiers.find_here)
-        gained = anywhere.num_tokens - at_hand.num_tokens
-        waits = self.tiers.await_blocks(sequence.seq_id, sequence.tenant, awaited, gained)
-        return anywhere if waits else at_hand
+    def plan(self, sequence: Sequence) -> AdmissionPlan:
+        """What it takes to let a waiting sequence run. Nothing is taken; only blocks on disk that
+        are worth waiting for start to come."""
+        return self._planner.plan(sequence, self.tiers)
 
-    def next_key(self, sequence: Sequence, cached: CachedPrefix) -> bytes | None:
-        """The key of the first block that a cached prefix lacks; None if it lacks none."""
-        index = cached.num_tokens // self.block_size
-        is_cacheable = index < self._lookup.num_cacheable(sequence)
-        return self._keys.leading(sequence)[index] if is_cacheable else None
+    def commit(self, plan: AdmissionPlan, num_new_tokens: int) -> list[bytes]:
+        """Opens the table of a sequence that was admitted: it starts with the cached prefix, and
+        has writable slots for the tokens that come next.
+
+        Args:
+            num_new_tokens: at most those that the plan says are left to compute.
+
+        Returns:
+            keys of the blocks that become full when these are computed.
+        """
+        sequence, cached = plan.sequence, plan.cached
+        for fetch in cached.fetches:  # allocating below may evict in every tier
+            self.tiers.hold(fetch.block)
+        table = self._tables[sequence.seq_id] = self._table_on(cached, sequence.tenant)
+        for fetch in cached.fetches:
+            self._fetch(sequence, table, fetch)
+        self.tiers.forget(sequence.seq_id)
+        sequence.num_computed_tokens = cached.num_tokens
+        self._allocate(sequence, num_new_tokens, self._shared_tail(table, cached.num_tokens))
+        return self.completed_keys(sequence, num_new_tokens)
+
+    def promised(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence was admitted for and has not got yet."""
+        if sequence.num_uncomputed_tokens <= 1 and not sequence.num_preemptions:
+            return 0
+        held = self._tables[sequence.seq_id].num_held
+        return self._demand.missing(sequence, held, sum(held))
 
     def completed_keys(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
         """Keys of the blocks that become full when the next `num_tokens` are computed."""
@@ -71,64 +85,17 @@ class KVCacheManager:
 
     def num_held_blocks(self, sequence: Sequence) -> int:
         table = self._tables.get(sequence.seq_id)
-        if table is None:
-            return 0
-        return sum(
-            len(row) - passed for row, passed in zip(table.blocks, table.num_passed, strict=True)
-        )
+        return 0 if table is None else sum(table.num_held)
 
     def held_blocks(self, sequence: Sequence) -> list[KVCacheBlock]:
         table = self._tables.get(sequence.seq_id)
         rows = table.blocks if table is not None else []
         return [block for row in rows for block in row if block is not self.pool.null_block]
 
-    def num_missing_blocks(self, sequence: Sequence, peaks: list[int]) -> int:
-        """Blocks that a running sequence still needs, if each group is to hold its peak.
-
-        One group's surplus is no other's: a sliding window can share more than it ever needs.
-        """
-        table = self._tables[sequence.seq_id]
-        held = map(len, table.blocks)
-        return sum(
-            max(0, peak - count + passed)
-            for peak, count, passed in zip(peaks, held, table.num_passed, strict=True)
-        )
-
     def num_public_blocks(self, sequence: Sequence) -> list[int]:
         """Per group, the blocks at the beginning that are a published base prompt's."""
         self._keys.extend(sequence)
         return [self._keys.num_public(sequence, group) for group in range(len(self.groups))]
-
-    def unheld_accounts(self, cached: CachedPrefix) -> list[str]:
-        """Who pays for the cached blocks that nobody holds now, block by block: sharing one counts
-        as if the account took a free block."""
-        return [
-            block.account
-            for row in cached.blocks
-            for block in row
-            if block.ref_count == 0 and block is not self.pool.null_block
-        ]
-
-    def admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
-        """Opens a table that starts with the cached prefix."""
-        for fetch in cached.fetches:  # allocating below may evict in every tier
-            self.tiers.hold(fetch.block)
-        table = BlockTable.empty(len(self.groups), self.max_blocks)
-        for group, row in enumerate(cached.blocks):
-            table.num_passed[group] = self._num_passed(group, cached.num_tokens)
-            table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
-            blocks = [*row, *cached.end[group : group + 1]]
-            for block in blocks:
-                if block is not self.pool.null_block:
-                    self.pool.share(block, sequence.tenant)
-            table.extend(group, blocks)
-        table.num_remembered = cached.num_tokens // self.block_size
-        for fetch in cached.fetches:
-            self._fetch(sequence, table, fetch)
-        self.tiers.forget(sequence.seq_id)
-        self._tables[sequence.seq_id] = table
-        self._used_tokens[sequence.seq_id] = cached.num_tokens
-        sequence.num_computed_tokens = cached.num_tokens
 
     def allocate_slots(self, sequence: Sequence, num_new_tokens: int) -> bool:
         """Makes the next tokens' slots writable: new blocks, and a copy of a shared last one.
@@ -137,20 +104,14 @@ class KVCacheManager:
             False when there are too few free blocks; then only blocks behind the window have gone.
         """
         table = self._tables[sequence.seq_id]
-        self._free_passed(sequence, sequence.num_computed_tokens)
         start = sequence.num_computed_tokens
+        self._free_passed(sequence, start)
         num_blocks = -(-(start + num_new_tokens) // self.block_size)
         shared = self._shared_tail(table, start)
         needed = sum(max(0, num_blocks - len(row)) for row in table.blocks) + len(shared)
         if needed > self.pool.num_available(sequence.tenant):
             return False
-        for group in shared:
-            target = self.pool.allocate(sequence.tenant)
-            self._copy_on_write(sequence, group, start // self.block_size, target)
-        for group, row in enumerate(table.blocks):
-            for _ in range(num_blocks - len(row)):
-                table.append(group, self.pool.allocate(sequence.tenant))
-        self._used_tokens[sequence.seq_id] = start + num_new_tokens
+        self._allocate(sequence, num_new_tokens, shared)
         return True
 
     def remember_computed(self, sequence: Sequence) -> None:
@@ -245,6 +206,32 @@ class KVCacheManager:
         for table in self._tables.values():
             table.check()
 
+    def _table_on(self, cached: CachedPrefix, tenant: str) -> BlockTable:
+        """A table of the cached blocks, which have one holder more."""
+        table = BlockTable.empty(len(self.groups), self.max_blocks)
+        table.num_passed = self.layout.num_passed(cached.num_tokens)
+        for group, row in enumerate(cached.blocks):
+            table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
+            blocks = [*row, *cached.end[group : group + 1]]
+            for block in blocks:
+                if block is not self.pool.null_block:
+                    self.pool.share(block, tenant)
+            table.extend(group, blocks)
+        table.num_remembered = cached.num_tokens // self.block_size
+        return table
+
+    def _allocate(self, sequence: Sequence, num_new_tokens: int, shared: list[int]) -> None:
+        """Takes the blocks that the next tokens need, and copies those that are `shared`."""
+        table, start = self._tables[sequence.seq_id], sequence.num_computed_tokens
+        for group in shared if num_new_tokens else ():
+            target = self.pool.allocate(sequence.tenant)
+            self._copy_on_write(sequence, group, start // self.block_size, target)
+        num_blocks = -(-(start + num_new_tokens) // self.block_size)
+        for group, row in enumerate(table.blocks):
+            for _ in range(num_blocks - len(row)):
+                table.append(group, self.pool.allocate(sequence.tenant))
+        self._used_tokens[sequence.seq_id] = start + num_new_tokens
+
     def _count_unused(
         self, row: list[KVCacheBlock], used_tokens: int, unused: dict[int, int]
     ) -> None:
@@ -253,13 +240,11 @@ class KVCacheManager:
             empty = self.block_size - max(0, used_tokens - index * self.block_size)
             unused[block_id] = min(empty, unused.get(block_id, self.block_size))
 
-    def _num_passed(self, group: int, num_computed_tokens: int) -> int:
-        return self.groups[group].num_passed(num_computed_tokens, self.block_size)
-
     def _free_passed(self, sequence: Sequence, num_computed_tokens: int) -> None:
         table = self._tables[sequence.seq_id]
-        for group, row in enumerate(table.blocks):
-            passed = min(self._num_passed(group, num_computed_tokens), len(row))
+        ends = self.layout.num_passed(num_computed_tokens)
+        for group, (row, end) in enumerate(zip(table.blocks, ends, strict=True)):
+            passed = min(end, len(row))
             for index in range(table.num_passed[group], passed):
                 self.pool.release([row[index]], sequence.tenant, sequence.num_tokens)
                 table.replace(group, index, self.pool.null_block)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
-from loraplex.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
+from loraplex.engine.kv.block_pool import BlockPool, KVCacheBlock
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import PrefixKeys, tokens_of
 from loraplex.engine.kv.tiers import BlockKey, HostBlock, TierBlock
@@ -45,14 +45,6 @@ class CachedPrefix:
             for fetch in self.fetches
             if not isinstance(fetch.block, HostBlock) or not fetch.block.is_here
         ]
-
-    def num_missing_blocks(self, peaks: list[int]) -> int:
-        """Blocks to be allocated, or copied from a base prompt's end, if each group is to hold its
-        peak; one group's surplus is no other's."""
-        return sum(
-            max(0, peak - sum(block.block_id != NULL_BLOCK_ID for block in row))
-            for peak, row in zip(peaks, self.blocks, strict=True)
-        )
 
 
 class PrefixLookup:

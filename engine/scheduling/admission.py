@@ -1,20 +1,14 @@
 """Admission: whether a waiting sequence's blocks fit beside what running ones were promised."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Mapping
 from enum import Enum, auto
-from functools import partial
 
+from loraplex.engine.kv.admission_plan import AdmissionPlan
 from loraplex.engine.kv.budgets import Budgets
-from loraplex.engine.kv.groups import peaks
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.kv.prefix_lookup import CachedPrefix
 from loraplex.engine.scheduling.queues import Line, WaitingQueue, line_of
 from loraplex.engine.sequence import Sequence
-
-OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need
-REPRIEVE = 128  # tokens that one which was preempted once can generate at least, with room for them
 
 
 class Turn(Enum):
@@ -85,55 +79,29 @@ class Door:
 
 
 class Admission:
-    """Weighs a sequence's full input against the pool and its tenant's floor and ceiling.
+    """Weighs a sequence's full input against the pool and its tenant's floor and ceiling."""
 
-    A sequence is admitted for its input, since few use all of their `max_tokens`; so output can
-    outgrow the pool, and somebody is preempted. Then optimism ends: on its first return a sequence
-    needs room for as much output as it had by then once more, on its second for all that it may
-    still generate. So none is preempted more than `OPTIMISM` times, unless shares change.
-    """
-
-    def __init__(self, kv: KVCacheManager, chunk: int) -> None:
-        """`chunk`: tokens of one step at most."""
+    def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
         self._budgets = kv.pool.budgets
-        self._chunk = chunk
 
-    def weigh(
-        self,
-        sequence: Sequence,
-        cached: CachedPrefix,
-        running: Iterable[Sequence],
-        *,
-        within_floor: bool,
+    def judge(
+        self, plan: AdmissionPlan, promised: Mapping[str, int], *, within_floor: bool
     ) -> Turn:
-        """Whether the sequence can begin now.
+        """Whether a sequence can begin now; if so, its blocks are there until it is at its peak.
 
         Args:
-            cached: what of it is there already.
+            promised: blocks that running sequences have not got yet, by account.
             within_floor: it may only take what its tenant's floor guarantees.
         """
-        tenant = sequence.tenant
-        demand = Counter(self._kv.unheld_accounts(cached))
-        held = demand.total()
-        demand[tenant] += self._missing(sequence, cached.num_missing_blocks, held)
-        for other in running:
-            demand[other.tenant] += self._promised(other)
+        tenant = plan.sequence.tenant
+        demand = Counter(plan.demand)
+        demand.update(promised)
         if not self._budgets.keeps_ceiling(tenant, demand[tenant]):
             return Turn.OVER_CEILING
         if within_floor and self._budgets.over_floor(tenant) + demand[tenant] > 0:
             return Turn.NO_ROOM
         return Turn.TAKEN if self._budgets.keeps_floors(demand) else Turn.NO_ROOM
-
-    def trim(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
-        """Leaves out what a group with a window found beyond all that it ever holds at once: it
-        could be more than there is room for."""
-        ends = [
-            group.num_passed(cached.num_tokens, self._kv.block_size) + peak
-            for group, peak in zip(self._kv.groups, self._peaks(sequence.num_tokens), strict=True)
-        ]
-        rows = [row[:end] for row, end in zip(cached.blocks, ends, strict=True)]
-        return replace(cached, blocks=rows)
 
     def refusal(self, sequence: Sequence) -> str | None:
         """Why the sequence can never run, whoever ends before; None where it can."""
@@ -162,31 +130,9 @@ class Admission:
 
     def _own_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that its tenant pays for when it is so long: all but what is public."""
-        size = self._kv.block_size
-        groups = self._kv.groups
+        layout = self._kv.layout
         public = self._kv.num_public_blocks(sequence)
         return sum(
-            peaks([group], size, num_tokens - given * size, self._chunk)[0]
-            for group, given in zip(groups, public, strict=True)
+            layout.peaks(num_tokens - given * layout.block_size)[group]
+            for group, given in enumerate(public)
         )
-
-    def _promised(self, running: Sequence) -> int:
-        """Blocks that a running sequence has not got yet, but was admitted for."""
-        if running.num_uncomputed_tokens <= 1 and not running.num_preemptions:
-            return 0
-        count = partial(self._kv.num_missing_blocks, running)
-        return self._missing(running, count, held=self._kv.num_held_blocks(running))
-
-    def _missing(self, sequence: Sequence, count: Callable[[list[int]], int], held: int) -> int:
-        missing = count(self._peaks(sequence.num_tokens))
-        if not sequence.num_preemptions:
-            return missing
-        expected = sequence.max_num_tokens - sequence.num_tokens
-        if sequence.num_preemptions < OPTIMISM:
-            expected = min(expected, max(sequence.num_output_tokens, REPRIEVE))
-        later = self._peaks(sequence.num_tokens + expected)
-        room = self._budgets.limit(sequence.tenant) - held
-        return max(missing, min(count([n * sequence.num_rows for n in later]), room))
-
-    def _peaks(self, num_tokens: int) -> list[int]:
-        return peaks(self._kv.groups, self._kv.block_size, num_tokens, self._chunk)

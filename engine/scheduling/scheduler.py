@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.kv.admission_plan import AdmissionPlan
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.kv.prefix_lookup import CachedPrefix
 from loraplex.engine.protocol import FinishReason, PositionLogprobs
 from loraplex.engine.scheduling.adapter_slots import AdapterGate
 from loraplex.engine.scheduling.admission import Admission, Door, Turn
 from loraplex.engine.scheduling.policy import SchedulingPolicy
 from loraplex.engine.scheduling.preemption import choose_borrower, choose_victim
+from loraplex.engine.scheduling.promises import Promises
 from loraplex.engine.scheduling.queues import WaitingQueue
 from loraplex.engine.scheduling.step_plan import StepPlan
 from loraplex.engine.scheduling.stop_checker import StopChecker
@@ -91,7 +92,7 @@ class Scheduler:
         self.policy = policy
         self.limits = limits
         self.stops = stops
-        self.admission = Admission(kv, limits.max_num_batched_tokens)
+        self.admission = Admission(kv)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -178,17 +179,19 @@ class Scheduler:
                     break
                 queue.remove(victim)
             else:
-                self._grant(plan, sequence, 1)
+                self._grant(plan, sequence, 1, self.kv.completed_keys(sequence, 1))
         return num_preempted
 
     def _hand_out(self, plan: StepPlan, door: Door) -> None:
         """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
         turns = self.policy.turns(plan.unfinished, self.waiting, door.admits)
+        promises = Promises(self.running, self.kv.promised)
         while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
             if sequence.status is SequenceStatus.RUNNING:
                 self._extend(plan, sequence)
+                promises.note_allocated(sequence)
                 continue
-            turn = self._begin(plan, sequence, within_floor=door.within_floor)
+            turn = self._begin(plan, sequence, promises, within_floor=door.within_floor)
             if self._waits_for_nobody(sequence, turn, door):
                 door.impossible.append(sequence)
             door.note(sequence, turn)
@@ -199,10 +202,13 @@ class Scheduler:
         """Computes more of a running sequence's input, where its blocks are there."""
         num_tokens = plan.offer(sequence)
         if num_tokens > plan.granted[sequence] and self.kv.allocate_slots(sequence, num_tokens):
-            self._grant(plan, sequence, num_tokens)
+            keys = self.kv.completed_keys(sequence, num_tokens)
+            self._grant(plan, sequence, num_tokens, keys)
 
-    def _begin(self, plan: StepPlan, sequence: Sequence, *, within_floor: bool) -> Turn:
-        """Lets a waiting sequence run, if it can."""
+    def _begin(
+        self, plan: StepPlan, sequence: Sequence, promises: Promises, *, within_floor: bool
+    ) -> Turn:
+        """Lets a waiting sequence run, if there are rows, its adapter and its blocks."""
         if plan.num_rows < sequence.num_rows:
             return Turn.NO_ROWS
         if self.kv.tiers.is_awaiting(sequence.seq_id):
@@ -211,40 +217,43 @@ class Scheduler:
         if not self.gate.open(sequence, self.running):
             return Turn.NO_ADAPTER
         self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
-        cached = self.kv.find_cached(sequence)
-        if cached.awaited or self.kv.next_key(sequence, cached) in plan.coming:
+        admission = self.kv.plan(sequence)
+        if admission.is_awaited or admission.next_key in plan.coming:
+            turn = Turn.NOT_READY  # what it needs next is there in the next step
+        else:
+            promised = promises.by_account()
+            turn = self.admission.judge(admission, promised, within_floor=within_floor)
+        if turn is Turn.TAKEN:
+            self._admit(plan, admission)
+        else:
             self.gate.close(sequence)
-            return Turn.NOT_READY  # what it needs next is there in the next step
-        cached = self.admission.trim(sequence, cached)
-        turn = self.admission.weigh(sequence, cached, self.running, within_floor=within_floor)
-        if turn is not Turn.TAKEN:
-            self.gate.close(sequence)
-            return turn
-        self._admit(sequence, cached)
-        num_tokens = plan.offer(sequence)
-        if not self.kv.allocate_slots(sequence, num_tokens):
-            raise RuntimeError("admission promised blocks that are not there")
+        return turn
+
+    def _admit(self, plan: StepPlan, admission: AdmissionPlan) -> None:
+        """Lets a sequence run that was judged to have room."""
+        sequence = admission.sequence
+        num_tokens = min(plan.offer(sequence), admission.num_uncomputed_tokens)
+        keys = self.kv.commit(admission, num_tokens)
         plan.num_rows -= sequence.num_rows
-        self._grant(plan, sequence, num_tokens)
-        return Turn.TAKEN
-
-    def _grant(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
-        """Plans so many tokens in all, and charges those that are more than before."""
-        more = plan.grant(sequence, num_tokens)
-        plan.coming.update(self.kv.completed_keys(sequence, num_tokens))
-        num_samples = self._scheduled(sequence, num_tokens).num_samples
-        is_output = num_samples > 0 and sequence.num_output_tokens > 0
-        self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_samples)
-
-    def _admit(self, sequence: Sequence, cached: CachedPrefix) -> None:
-        self.kv.admit(sequence, cached)
+        self._grant(plan, sequence, num_tokens, keys)
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = cached.num_tokens
+            sequence.num_cached_tokens = admission.cached.num_tokens
             metering = self.kv.pool.metering
             metering.note_wait(sequence.tenant, metering.now() - sequence.added_at)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         sequence.status = SequenceStatus.RUNNING
+
+    def _grant(
+        self, plan: StepPlan, sequence: Sequence, num_tokens: int, full: list[bytes]
+    ) -> None:
+        """Plans so many tokens in all, and charges those that are more than before; `full`: keys of
+        the blocks that they fill."""
+        more = plan.grant(sequence, num_tokens)
+        plan.coming.update(full)
+        num_samples = self._scheduled(sequence, num_tokens).num_samples
+        is_output = num_samples > 0 and sequence.num_output_tokens > 0
+        self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_samples)
 
     def _waits_for_nobody(self, sequence: Sequence, turn: Turn, door: Door) -> bool:
         """Whether a sequence was turned away though nobody runs whose end would make room."""

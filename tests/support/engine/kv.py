@@ -1,5 +1,7 @@
 """Sequences and KV managers without a model."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from support.models.word_tokenizer import word_tokenizer
@@ -8,6 +10,7 @@ from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import BlockKeyScope
+from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.sampling_params import SamplingParams
@@ -31,15 +34,11 @@ def kv_manager(
     groups: list[KVGroup] | None = None,
     kv_format: str = "float32",
     revision: str = "1",
+    chunk: int = MAX_MODEL_LEN,
 ) -> KVCacheManager:
-    """A manager of `num_blocks` blocks, the null block apart."""
-    return KVCacheManager(
-        BlockPool(num_blocks + 1),
-        groups or FULL,
-        block_size,
-        MAX_MODEL_LEN,
-        BlockKeyScope(kv_format, revision),
-    )
+    """A manager of `num_blocks` blocks, the null block apart; `chunk`: tokens of one step."""
+    layout = KVLayout(groups or FULL, block_size, MAX_MODEL_LEN, chunk)
+    return KVCacheManager(BlockPool(num_blocks + 1), layout, BlockKeyScope(kv_format, revision))
 
 
 def sequence_of(
@@ -72,9 +71,9 @@ def sequence_of(
 
 def admit(kv: KVCacheManager, sequence: Sequence) -> int:
     """Opens the sequence's table on whatever is cached; returns how many tokens that is."""
-    cached = kv.find_cached(sequence)
-    kv.admit(sequence, cached)
-    return cached.num_tokens
+    plan = kv.plan(sequence)
+    kv.commit(plan, 0)
+    return plan.cached.num_tokens
 
 
 def compute(kv: KVCacheManager, sequence: Sequence, num_tokens: int | None = None) -> None:
@@ -91,3 +90,26 @@ def run_through(kv: KVCacheManager, sequence: Sequence) -> int:
     compute(kv, sequence)
     kv.free(sequence)
     return num_cached
+
+
+def calls_from_outside(kv: KVCacheManager) -> list[str]:
+    """A list that from now on takes the name of each method that somebody else calls."""
+    names: list[str] = []
+    depth = 0
+
+    def noting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            nonlocal depth
+            if depth == 0:
+                names.append(name)
+            depth += 1
+            try:
+                return method(*args)
+            finally:
+                depth -= 1
+
+        return call
+
+    for name, member in inspect.getmembers(kv, inspect.ismethod):
+        setattr(kv, name, noting(name, member))
+    return names

@@ -111,7 +111,12 @@ class SchedulerHarness:
         policy: SchedulingPolicy | None = None,
     ) -> None:
         self.setup = setup or Setup()
-        self.kv = kv_manager(self.setup.num_blocks, self.setup.block_size, self.setup.groups)
+        self.kv = kv_manager(
+            self.setup.num_blocks,
+            self.setup.block_size,
+            self.setup.groups,
+            chunk=self.setup.max_num_batched_tokens,
+        )
         self.slots = NamedSlots(
             self.setup.num_slots, self.setup.load_delay, self.setup.adapter_bytes
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import product, takewhile
 
 import pytest
-from support.engine.kv import FULL, kv_manager, run_through, sequence_of
+from support.engine.kv import admit, compute, kv_manager, run_through, sequence_of
 
 from loraplex.engine.kv.keys import BlockKeyScope
 from loraplex.engine.kv.manager import KVCacheManager
@@ -70,16 +70,14 @@ def hit(first: Identity, second: Identity, is_published: bool) -> int:
     if second.kv_format == first.kv_format:
         return run_through(one, second.sequence)
     scope = BlockKeyScope(second.kv_format, "1")
-    return run_through(KVCacheManager(one.pool, FULL, BLOCK, 128, scope), second.sequence)
+    return run_through(KVCacheManager(one.pool, one.layout, scope), second.sequence)
 
 
 def publish(kv: KVCacheManager) -> None:
     sequence = sequence_of(TOKENS[:PUBLIC], namespace="operator")
     prompt = kv.prompts.add(BasePromptRef(prompt_id="prompt", version=1), sequence)
-    kv.admit(sequence, kv.find_cached(sequence))
-    kv.allocate_slots(sequence, PUBLIC)
-    sequence.num_computed_tokens = PUBLIC
-    kv.remember_computed(sequence)
+    admit(kv, sequence)
+    compute(kv, sequence)
     kv.pin(prompt)
 
 

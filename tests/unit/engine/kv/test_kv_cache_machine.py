@@ -32,6 +32,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         length=st.integers(1, 40),
         family=st.integers(1, 2),
         branch=st.integers(0, 40),
+        at_once=st.integers(0, 40),
         namespace=st.sampled_from(["x", "y"]),
         adapter=st.sampled_from([None, "a", "b"]),
         adapter_start=st.sampled_from([0, 0, 5, 8, 13]),
@@ -42,17 +43,23 @@ class KVCacheMachine(RuleBasedStateMachine):
         length: int,
         family: int,
         branch: int,
+        at_once: int,
         **identity: Any,
     ) -> None:
         """A prompt of one of two families, which leaves its family's text at `branch`."""
         tokens = [family if i < branch else 10 * family for i in range(length)]
         sequence = sequence_of(tokens, **identity)
-        cached = self.kv.find_cached(sequence)
+        plan = self.kv.plan(sequence)
+        cached = plan.cached
         assert cached.num_tokens < length
         assert cached.end or cached.num_tokens % self.block_size == 0
-        if len(self.kv.unheld_accounts(cached)) <= self.kv.pool.num_free:
-            admit(self.kv, sequence)
+        demand, num_free = sum(plan.demand.values()), self.kv.pool.num_free
+        if demand <= num_free:
+            num_tokens = min(at_once, plan.num_uncomputed_tokens)
+            self.kv.commit(plan, num_tokens)
+            assert num_free - self.kv.pool.num_free <= demand
             self.sequences.append(sequence)
+            self.computed(sequence, num_tokens)
 
     @precondition(lambda self: len(self.kv.prompts) < 3)
     @rule(length=st.integers(1, 20), family=st.integers(1, 2))
@@ -97,6 +104,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         if not self.kv.allocate_slots(sequence, num_tokens):
             self.drop(sequence)  # preempted
             return
+        self.computed(sequence, num_tokens)
+
+    def computed(self, sequence: Sequence, num_tokens: int) -> None:
         self.nothing_is_held_behind_the_window(sequence)
         self.shadow.write(sequence, num_tokens)
         sequence.num_computed_tokens += num_tokens

@@ -1,11 +1,12 @@
 """Who begins, who waits and who gives way, under ceilings and floors."""
 
+from collections import Counter
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine.kv import FULL
+from support.engine.kv import FULL, calls_from_outside
 from support.engine.preempting import preempt_all
 from support.engine.scheduling import SchedulerHarness, Setup, generate_request
 
@@ -37,6 +38,20 @@ def ask(made: SchedulerHarness, tenant: str, num_blocks: int, max_tokens: int = 
 
 def is_running(sequence: Sequence) -> bool:
     return sequence.status is SequenceStatus.RUNNING
+
+
+def test_admission_asks_the_kv_manager_twice_plan_and_commit() -> None:
+    made = harness()
+    calls = calls_from_outside(made.kv)
+    made.scheduler.schedule()
+    in_every_step = list(calls)
+    sequence = ask(made, "tenant", 4)
+    calls.clear()
+
+    made.scheduler.schedule()
+
+    assert is_running(sequence)
+    assert Counter(calls) - Counter(in_every_step) == {"plan": 1, "commit": 1}
 
 
 def test_a_tenant_at_its_ceiling_keeps_only_itself_waiting() -> None:

@@ -1,0 +1,34 @@
+"""KVLayout: how the tokens of a sequence lie in blocks."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from loraplex.engine.kv.groups import KVGroup, peaks
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """One block of a sequence in one group holds `block_size` tokens for all layers of the group.
+
+    Attributes:
+        max_model_len: tokens of a sequence at most.
+        chunk: tokens of one step at most.
+    """
+
+    groups: list[KVGroup]
+    block_size: int
+    max_model_len: int
+    chunk: int
+
+    @cached_property
+    def max_blocks(self) -> int:
+        """Blocks of a sequence in one group, those behind a window included."""
+        return -(-self.max_model_len // self.block_size)
+
+    def num_passed(self, num_computed_tokens: int) -> list[int]:
+        """Per group, the blocks at the beginning that no later query sees."""
+        return [group.num_passed(num_computed_tokens, self.block_size) for group in self.groups]
+
+    def peaks(self, num_tokens: int) -> list[int]:
+        """Per group, the blocks that a sequence of this length holds at once at most."""
+        return peaks(self.groups, self.block_size, num_tokens, self.chunk)
