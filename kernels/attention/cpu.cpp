@@ -1,9 +1,12 @@
 // Attention of a flat batch over the paged cache, with a running softmax.
 //
 // A tile is some query tokens of one sequence times the heads that share one key head: its rows meet
-// the sequence's keys in chunks. A tile of few rows (decode) reads the cache as it lies; a tall one
-// packs each chunk into panels first. A sequence that makes one tile is split over its keys into
-// parts, whose results are merged; the cut depends on the sequence only, never on the batch.
+// the sequence's keys in chunks. A tile of few rows (decode) reads values as they lie; a tall one packs
+// those of each chunk into panels first. The keys are cut into parts, each summed by itself and added to
+// those before it. Threads share the parts of a sequence that makes one tile, else the tiles.
+//
+// A row's sums are made in an order that follows from its position alone: not from the rows beside it,
+// the number of threads, or where the sequence's rows were cut into steps.
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +23,6 @@ namespace {
 constexpr int TILE_ROWS = 144;
 constexpr int FEW_ROWS = 8;  // up to this many, packing a chunk does not pay
 constexpr float LOG2E = 1.44269504f;
-constexpr int PART_KEYS = 256, PART_KEYS_OF_MANY_ROWS = 512;  // what a part has at most
 
 // Sixteen scores from key i on as powers of two; those of keys that the row does not see: -inf.
 template <typename E>
@@ -42,7 +44,7 @@ template <typename E>
 void soften(const Batch<E>& b, Tile<E>& t, long row) {
   const int from = t.first_seen(row, b.n.window), to = t.end_seen(row);
   float* s = t.scores + row * CHUNK;
-  E* w = t.weights + row * CHUNK;
+  Factor<E>* w = t.weights + row * CHUNK;
   const int begin = from < to ? from / LANES * LANES : CHUNK, end = int(round_up(to, LANES));
   for (int i = 0; i < CHUNK; i += LANES)
     if (i < begin || i >= end) store(s + i, zero()), store(w + i, zero());
@@ -53,7 +55,7 @@ void soften(const Batch<E>& b, Tile<E>& t, long row) {
     store(s + i, x);
     peak = max(peak, x);
   }
-  const float before = t.peak[row], now = std::max(before, highest(peak));
+  const float before = t.now.peak[row], now = std::max(before, highest(peak));
   V total = zero();
   for (int i = begin; i < end; i += LANES) {
     const V p = exp2(sub(load(s + i), fill(now)));
@@ -61,24 +63,23 @@ void soften(const Batch<E>& b, Tile<E>& t, long row) {
     total = add(total, p);
   }
   const float shrink = before == -INFINITY ? 0.f : std::exp2(before - now);
-  t.peak[row] = now;
-  t.total[row] = t.total[row] * shrink + sum(total);
+  t.now.peak[row] = now;
+  t.now.total[row] = t.now.total[row] * shrink + sum(total);
   if (shrink == 1.f) return;
-  float* sums = t.sums + row * t.width;
+  float* sums = t.now.mixed + row * t.width;
   for (long d = 0; d < t.width; d += LANES) store(sums + d, mul(load(sums + d), fill(shrink)));
 }
 
+// Sums up the keys [begin, end), which lie in one part.
 template <typename E>
-void attend(const Batch<E>& b, const Item& item, Tile<E>& t) {
+void attend_to_part(const Batch<E>& b, const Item& item, Tile<E>& t, long begin, long end) {
   const bool few = t.rows <= FEW_ROWS;
-  for (long begin = item.key_begin; begin < item.key_end; begin += CHUNK) {
-    locate(b, item, t, begin);
-    if (begin == item.key_begin)
+  clear(t.now, t.rows, t.width);
+  for (long key = begin; key < end; key = t.begin + CHUNK) {
+    locate(b, item, t, key, end);
+    if (key == item.key_begin)
       for (int j = 0; j < t.count; j++) prefetch_row(t.key[j], b.n.key_dim);
-    if (few)
-      for_row_tiles<ROWS_AT_ONCE>(t.rows, [&]<int ROWS>(long r) { score_rows<E, ROWS>(b, t, r); });
-    else
-      score_panels(b, t);
+    for_row_tiles<ROWS_AT_ONCE>(t.rows, [&]<int ROWS>(long r) { score_rows<E, ROWS>(b, t, r); });
     for (long r = 0; r < t.rows; r++) soften(b, t, r);
     if (few)
       for_row_tiles<ROWS_AT_ONCE>(t.rows, [&]<int ROWS>(long r) { mix_rows<E, ROWS>(b, t, r); });
@@ -87,21 +88,58 @@ void attend(const Batch<E>& b, const Item& item, Tile<E>& t) {
   }
 }
 
+struct RowSums {
+  float *mixed, *peak, *total;
+};
+
+RowSums row_of(const Sums& sums, long row, long width) {
+  return {sums.mixed + row * width, sums.peak + row, sums.total + row};
+}
+
+// Adds what a row got from one part to what it got from those before.
+void fold(const RowSums& all, const RowSums& part, long width) {
+  if (*part.peak == -INFINITY) return;  // it saw nothing
+  if (*all.peak == -INFINITY) {
+    std::copy(part.mixed, part.mixed + width, all.mixed);
+    *all.peak = *part.peak, *all.total = *part.total;
+    return;
+  }
+  const float peak = std::max(*all.peak, *part.peak);
+  const float old = std::exp2(*all.peak - peak), fresh = std::exp2(*part.peak - peak);
+  for (long d = 0; d < width; d += LANES)
+    store(all.mixed + d, fma(load(part.mixed + d), fill(fresh), mul(load(all.mixed + d), fill(old))));
+  *all.total = *all.total * old + *part.total * fresh;
+  *all.peak = peak;
+}
+
+// Sums up all keys of the item: in `t.all`.
+template <typename E>
+void attend(const Batch<E>& b, const Item& item, Tile<E>& t) {
+  for (long begin = item.key_begin, end; begin < item.key_end; begin = end) {
+    end = std::min(item.key_end, begin / PART_KEYS * PART_KEYS + PART_KEYS);
+    attend_to_part(b, item, t, begin, end);
+    if (begin == item.key_begin)
+      std::swap(t.now, t.all);
+    else
+      for (long r = 0; r < t.rows; r++) fold(row_of(t.all, r, t.width), row_of(t.now, r, t.width), t.width);
+  }
+}
+
 // Writes one output row from its sums; a sink takes weight and gives nothing.
 template <typename E>
-void finish(const Batch<E>& b, const Item& item, long row, const float* sums, float peak, float total) {
+void finish(const Batch<E>& b, const Item& item, long row, const RowSums& sums) {
   const long head = item.kv_head * b.group() + row % b.group();
   const long token = b.query_start[item.sequence] + item.first + row / b.group();
-  float factor = 1.f;
+  float factor = 1.f, total = *sums.total;
   if (b.sinks) {
-    const float sink = b.sinks[head] * LOG2E, now = std::max(peak, sink);
-    factor = std::exp2(peak - now);
+    const float sink = b.sinks[head] * LOG2E, now = std::max(*sums.peak, sink);
+    factor = std::exp2(*sums.peak - now);
     total = total * factor + std::exp2(sink - now);
   }
   const V scale = fill(factor / total);
   E* out = b.out + (token * b.n.heads + head) * b.n.value_dim;
   for (long d = 0; d < b.n.value_dim; d += LANES)
-    store(out + d, mul(load(sums + d, int(b.n.value_dim - d)), scale), int(b.n.value_dim - d));
+    store(out + d, mul(load(sums.mixed + d, int(b.n.value_dim - d)), scale), int(b.n.value_dim - d));
 }
 
 template <typename E>
@@ -111,15 +149,16 @@ struct Plan {
   int merges = 0;
   long kept = 0;  // rows of results
 
-  // Cuts the keys [begin, end) of some query tokens into parts.
-  void add(long sequence, long first, long tokens, long begin, long end, bool whole) {
-    const long most = tokens * b.group() <= FEW_ROWS ? PART_KEYS : PART_KEYS_OF_MANY_ROWS;
-    const long halves = (end - begin + 2 * most - 1) / (2 * most);
-    const long parts = whole && 2 * (end - begin) > most ? 2 * halves : 1;  // two threads, like work
+  // Some query tokens and the keys [begin, end): one item for each key head, or for each of its parts.
+  void add(long sequence, long first, long tokens, long begin, long end, bool split) {
+    const long first_part = begin / PART_KEYS, last_part = (end - 1) / PART_KEYS;
+    const long parts = split ? last_part - first_part + 1 : 1;
     for (long h = 0; h < b.n.kv_heads; h++) {
-      for (long p = 0; p < parts; p++)
-        items.push_back({sequence, h, first, tokens, begin + (end - begin) * p / parts,
-                         begin + (end - begin) * (p + 1) / parts, p, parts, merges, kept});
+      for (long p = 0; p < parts; p++) {
+        const long from = p ? (first_part + p) * PART_KEYS : begin;
+        const long to = p + 1 < parts ? (first_part + p + 1) * PART_KEYS : end;
+        items.push_back({sequence, h, first, tokens, from, to, p, parts, merges, kept});
+      }
       if (parts > 1) merges++, kept += parts * tokens * b.group();
     }
   }
@@ -143,29 +182,22 @@ void plan_sequence(Plan<E>& plan, long s) {
   }
 }
 
-struct Kept {  // results of parts: [rows, width + 2]: sums, peak, total
+struct Kept {  // results of parts: [rows, width + 2]
   float* data;
   long width;
-  float* row(const Item& item, long part, long r, long rows) const {
-    return data + (item.kept + part * rows + r) * (width + 2);
+  RowSums row(const Item& item, long part, long r, long rows) const {
+    float* at = data + (item.kept + part * rows + r) * (width + 2);
+    return {at, at + width, at + width + 1};
   }
 };
 
 template <typename E>
 void merge(const Batch<E>& b, const Item& item, const Kept& kept) {
-  const long rows = item.tokens * b.group(), width = kept.width;
+  const long rows = item.tokens * b.group();
   for (long r = 0; r < rows; r++) {
-    float peak = -INFINITY, total = 0;
-    float* first = kept.row(item, 0, r, rows);
-    for (long p = 0; p < item.parts; p++) peak = std::max(peak, kept.row(item, p, r, rows)[width]);
-    for (long p = 0; p < item.parts; p++) {
-      const float* one = kept.row(item, p, r, rows);
-      const float scale = one[width] == -INFINITY ? 0.f : std::exp2(one[width] - peak);
-      total += one[width + 1] * scale;
-      for (long d = 0; d < width; d += LANES)
-        store(first + d, fma(load(one + d), fill(scale), p ? load(first + d) : zero()));
-    }
-    finish(b, item, r, first, peak, total);
+    const RowSums all = kept.row(item, 0, r, rows);
+    for (long p = 1; p < item.parts; p++) fold(all, kept.row(item, p, r, rows), kept.width);
+    finish(b, item, r, all);
   }
 }
 
@@ -175,13 +207,14 @@ void attend_to(const Batch<E>& b, const Item& item, const Kept& kept, int* undon
   Tile<E> t = make_tile(b, item, scratch);
   attend(b, item, t);
   for (long r = 0; r < t.rows; r++) {
-    const float* sums = t.sums + r * t.width;
+    const RowSums sums = row_of(t.all, r, t.width);
     if (item.parts == 1) {
-      finish(b, item, r, sums, t.peak[r], t.total[r]);
+      finish(b, item, r, sums);
       continue;
     }
-    float* end = std::copy(sums, sums + t.width, kept.row(item, item.part, r, t.rows));
-    end[0] = t.peak[r], end[1] = t.total[r];
+    const RowSums row = kept.row(item, item.part, r, t.rows);
+    std::copy(sums.mixed, sums.mixed + t.width, row.mixed);
+    *row.peak = *sums.peak, *row.total = *sums.total;
   }
   // Who finishes last merges.
   if (item.parts > 1 && std::atomic_ref(undone[item.merge]).fetch_sub(1) == 1) merge(b, item, kept);

@@ -10,7 +10,11 @@ namespace attention {
 
 using namespace simd;
 
-constexpr int CHUNK = 64;     // keys
+// Keys are cut at multiples of these numbers, counted from a sequence's first key. So the order in which
+// a row's sums are made follows from its position alone, whatever rows are computed beside it.
+constexpr int CHUNK = 64;
+constexpr int PART_KEYS = 256;  // what is summed by itself, from a peak of its own
+
 constexpr int AHEAD = CHUNK;  // keys that are asked for ahead of their use
 
 struct Sizes {
@@ -20,6 +24,15 @@ struct Sizes {
   int64_t value_block, value_head, value_token;
   int64_t table_row, window;                // a window of 0: none
 };
+
+// What queries and weights are kept as: bfloat16 where that can be multiplied as it is.
+#ifdef __AVX512BF16__
+template <typename E>
+using Factor = E;
+#else
+template <typename E>
+using Factor = float;
+#endif
 
 template <typename E>
 struct Batch {
@@ -36,25 +49,29 @@ struct Batch {
 struct Item {
   long sequence, kv_head;
   long first, tokens;       // query tokens, counted within the sequence's own
-  long key_begin, key_end;
+  long key_begin, key_end;  // of all parts, or of one
   long part, parts, merge;  // the item is one of `parts`, which come together in merge number `merge`
   long kept;                // where the rows of the first part's results are kept
+};
+
+struct Sums {           // of each row
+  float* mixed;         // [rows, width] weighted values
+  float *peak, *total;  // [rows] the highest score; the sum of weights, of which the peak's is 1
 };
 
 template <typename E>
 struct Tile {  // one item at work; arrays lie in the thread's scratch
   long rows, group, depth;  // depth: key_dim rounded up, the stride of `query`
-  long width;               // value_dim rounded up, the stride of `sums`
+  long width;               // value_dim rounded up, the stride of `mixed`
   long position;            // of the first token
-  E* query;                 // [rows, depth], zeros behind key_dim
-  float* scores;            // [rows, CHUNK]; then the weights, of which the peak's is 1,
-  E* weights;               // [rows, CHUNK], and the same as E
-  E* packed;                // one chunk of keys or of values in panels
-  float* sums;              // [rows, width]
-  float *peak, *total;      // [rows]
-  long begin;               // the chunk at work: its first key,
+  Factor<E>* query;         // [rows, depth], zeros behind key_dim
+  float* scores;            // [rows, CHUNK]
+  Factor<E>* weights;       // [rows, CHUNK]
+  E* packed;                // one chunk of values in panels
+  Sums now, all;            // of the part at work, and of those before it
+  long begin;               // the chunk at work: its first key, a multiple of CHUNK,
   int count;                // how many there are,
-  const E *key[CHUNK + AHEAD], *value[CHUNK];  // and where; behind `count`, one that can be read
+  const E *key[CHUNK + AHEAD], *value[CHUNK];  // and where; outside the item, one that can be read
 
   // The keys of the chunk that a row sees: [first_seen, end_seen).
   int end_seen(long row) const {
@@ -67,6 +84,27 @@ struct Tile {  // one item at work; arrays lie in the thread's scratch
 
 constexpr long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
+inline Sums make_sums(float* memory, long rows, long width) {
+  return {memory, memory + rows * width, memory + rows * (width + 1)};
+}
+
+inline void clear(const Sums& sums, long rows, long width) {
+  std::fill(sums.mixed, sums.mixed + rows * width, 0.f);
+  std::fill(sums.peak, sums.peak + rows, -INFINITY);
+  std::fill(sums.total, sums.total + rows, 0.f);
+}
+
+template <typename E>
+void copy_queries(const Batch<E>& b, const Item& item, Tile<E>& t) {
+  for (long r = 0; r < t.rows; r++) {
+    const long token = b.query_start[item.sequence] + item.first + r / t.group;
+    const long head = item.kv_head * t.group + r % t.group;
+    const E* query = b.query + token * b.n.query_token + head * b.n.query_head;
+    Factor<E>* row = t.query + r * t.depth;
+    for (long d = 0; d < t.depth; d += LANES) store(row + d, load(query + d, int(b.n.key_dim - d)));
+  }
+}
+
 template <typename E>
 Tile<E> make_tile(const Batch<E>& b, const Item& item, Scratch& scratch) {
   Tile<E> t;
@@ -76,46 +114,36 @@ Tile<E> make_tile(const Batch<E>& b, const Item& item, Scratch& scratch) {
   t.width = round_up(b.n.value_dim, PANEL);
   const long queries = b.query_start[item.sequence + 1] - b.query_start[item.sequence];
   t.position = b.lengths[item.sequence] - queries + item.first;
-  const long packed = CHUNK * std::max(t.depth, t.width);
-  const size_t numbers = t.rows * (CHUNK + t.width + 2);
-  const size_t elements = t.rows * (t.depth + CHUNK) + packed;
-  float* f = (float*)scratch.reserve(numbers * sizeof(float) + elements * sizeof(E) + 64);
-  t.scores = f;
-  t.sums = t.scores + t.rows * CHUNK;
-  t.peak = t.sums + t.rows * t.width;
-  t.total = t.peak + t.rows;
-  t.query = (E*)(t.total + t.rows);
+  const long of_sums = t.rows * (t.width + 2);
+  const size_t numbers = t.rows * CHUNK + 2 * of_sums, factors = t.rows * (t.depth + CHUNK);
+  const size_t bytes = numbers * sizeof(float) + factors * sizeof(Factor<E>) + CHUNK * t.width * sizeof(E);
+  t.scores = (float*)scratch.reserve(bytes + 64);
+  t.now = make_sums(t.scores + t.rows * CHUNK, t.rows, t.width);
+  t.all = make_sums(t.now.mixed + of_sums, t.rows, t.width);
+  t.query = (Factor<E>*)(t.all.mixed + of_sums);
   t.weights = t.query + t.rows * t.depth;
-  t.packed = t.weights + t.rows * CHUNK;
-  std::fill(t.sums, t.sums + t.rows * t.width, 0.f);
-  std::fill(t.peak, t.peak + t.rows, -INFINITY);
-  std::fill(t.total, t.total + t.rows, 0.f);
-  for (long r = 0; r < t.rows; r++) {
-    const long token = b.query_start[item.sequence] + item.first + r / t.group;
-    const long head = item.kv_head * t.group + r % t.group;
-    E* row = t.query + r * t.depth;
-    std::memcpy((void*)row, b.query + token * b.n.query_token + head * b.n.query_head,
-                b.n.key_dim * sizeof(E));
-    std::memset((void*)(row + b.n.key_dim), 0, (t.depth - b.n.key_dim) * sizeof(E));
-  }
+  t.packed = (E*)(t.weights + t.rows * CHUNK);
+  copy_queries(b, item, t);
   return t;
 }
 
-// Takes up the chunk that begins at a key: finds the rows of its keys and values, and of some keys
-// behind it, in the blocks.
+// Takes up the chunk that holds a key: finds the rows of its keys and values from that key on, and of
+// some keys behind it, in the blocks. Blocks before that key may be another's by now.
 template <typename E>
-void locate(const Batch<E>& b, const Item& item, Tile<E>& t, long begin) {
+void locate(const Batch<E>& b, const Item& item, Tile<E>& t, long key, long end) {
   const int64_t* table = b.tables + item.sequence * b.n.table_row;
   const E* keys = b.keys + item.kv_head * b.n.key_head;
   const E* values = b.values + item.kv_head * b.n.value_head;
-  t.begin = begin, t.count = int(std::min<long>(CHUNK, item.key_end - begin));
-  const int found = int(std::min<long>(t.count + AHEAD, item.key_end - begin));
-  long block = begin / b.n.block_size, offset = begin % b.n.block_size;
-  for (int i = 0; i < found; i++) {
+  t.begin = key / CHUNK * CHUNK, t.count = int(std::min<long>(CHUNK, end - t.begin));
+  const int first = int(key - t.begin), found = int(std::min<long>(t.count + AHEAD, item.key_end - t.begin));
+  long block = key / b.n.block_size, offset = key % b.n.block_size;
+  for (int i = first; i < found; i++) {
     t.key[i] = keys + table[block] * b.n.key_block + offset * b.n.key_token;
     if (i < t.count) t.value[i] = values + table[block] * b.n.value_block + offset * b.n.value_token;
     if (++offset == b.n.block_size) offset = 0, block++;
   }
+  std::fill(t.key, t.key + first, t.key[first]);
+  std::fill(t.value, t.value + first, t.value[first]);
   std::fill(t.key + found, t.key + CHUNK + AHEAD, t.key[found - 1]);
   std::fill(t.value + t.count, t.value + CHUNK, t.value[t.count - 1]);
 }

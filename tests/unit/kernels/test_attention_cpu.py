@@ -1,10 +1,12 @@
 """Native paged attention against the naive one, over poisoned caches."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from support.kernels.paged import Layout, PagedBatch, paged_batch
+from support.threads import torch_threads
 
 from loraplex.kernels.attention import naive
 from loraplex.kernels.attention.cpu import paged_attention
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("native")
 DTYPES = [torch.float32, torch.bfloat16]
 RAGGED = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 600]
 CHUNKS = [(0, 1, 2, 3, 8, 9), (1, 5, 40, 37, 144, 145)]
+LENGTH = 600
 
 
 def assert_equals_naive(batch: PagedBatch, tolerance: float = 2e-5, **options: Any) -> None:
@@ -160,17 +163,46 @@ def test_long_sequences_are_cut_and_put_together_again(
     assert_equals_naive(batch, window=window, softcap=30.0, sinks=sinks)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_prompt_at_once_is_the_same_as_token_by_token(dtype: torch.dtype) -> None:
-    batch = paged_batch(Layout(4, 2, 64, 64, dtype=dtype), [150], [150])
-    at_once = paged_attention(*batch.arguments, 0.2)
+CUTS: dict[str, list[int]] = {
+    "token by token": list(range(1, LENGTH)),
+    "at a part's borders": [255, 256, 257, 512, 513],
+    "few and many rows": [1, 3, 12, 300, 302, 307, 560, 598],
+    "at its end": [LENGTH - 2, LENGTH - 1],
+}
 
-    for position in (0, 1, 63, 64, 149):
-        alone = paged_attention(
-            batch.query[position : position + 1],
-            *batch.arguments[1:4],
-            QuerySpans.of([0, 1], [position + 1]),
-            0.2,
-        )
-        tolerance = 1e-5 if dtype == torch.float32 else 1.6e-2
-        torch.testing.assert_close(alone[0], at_once[position], atol=tolerance, rtol=tolerance)
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [64, 80])
+@pytest.mark.parametrize("window", [None, 299])
+def test_a_row_has_the_same_bits_however_its_sequence_is_cut(
+    dtype: torch.dtype, dim: int, window: int | None
+) -> None:
+    batch = paged_batch(Layout(4, 2, dim, dim, dtype=dtype), [LENGTH], [LENGTH])
+    options: dict[str, Any] = {"window": window, "softcap": 30.0}
+    options["sinks"] = torch.tensor([-3.0, 0.0, 2.0, 80.0])
+    at_once = paged_attention(*batch.arguments, 0.2, **options)
+
+    for name, cuts in CUTS.items():
+        pieces = [
+            paged_attention(
+                batch.query[begin:end],
+                *batch.arguments[1:4],
+                QuerySpans.of([0, end - begin], [end]),
+                0.2,
+                **options,
+            )
+            for begin, end in pairwise([0, *cuts, LENGTH])
+        ]
+        assert torch.equal(torch.cat(pieces), at_once), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_on_any_number_of_threads(dtype: torch.dtype) -> None:
+    batch = paged_batch(Layout(8, 1, 64, 64, dtype=dtype), [700, 300, 900], [1, 40, 300])
+
+    answers = []
+    for threads in (1, 2, 5):
+        with torch_threads(threads):
+            answers.append(paged_attention(*batch.arguments, 0.2))
+
+    assert all(torch.equal(answer, answers[0]) for answer in answers)

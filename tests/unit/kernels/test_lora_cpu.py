@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.models.lora import Segment, batch_of, cast, random_operand, run_segments, table_of
+from support.threads import torch_threads
 
 from loraplex.kernels.lora import cpu, naive
 from loraplex.kernels.lora.batch import LoRABatch
@@ -217,13 +218,10 @@ def test_an_embeddings_ids_may_lie_apart_and_be_narrow() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_wide_output_is_cut_into_parts_that_meet(threads: int) -> None:
     x, out = torch.randn(2, 32).bfloat16(), torch.randn(2, 20_001).bfloat16()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        segments = [(torch.arange(2), random_operand(32, [(0, 20_001, 16)], torch.bfloat16))]
+    segments = [(torch.arange(2), random_operand(32, [(0, 20_001, 16)], torch.bfloat16))]
+
+    with torch_threads(threads):
         assert_equals_naive(out, x, segments)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_slot_that_is_filled_again_takes_the_new_weights() -> None:
