@@ -1,8 +1,8 @@
 """EngineServer: the process around one LLMEngine. Run as `python -m loraplex.engine.server`.
 
 Its arguments are the address to bind, an EngineConfig as JSON and the id of the process that it
-must not outlive. On standard output it writes nothing but the reason why it refuses to start; all
-else goes to standard error.
+must not outlive. On standard output it writes its heartbeats and the reason why it refuses to
+start; all else goes to standard error.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import msgspec
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import RequestRejected, StartRefused
+from loraplex.engine.heartbeat import Heartbeat, Phase
 from loraplex.engine.protocol import (
     AbortRequest,
     BlockMap,
@@ -86,10 +87,11 @@ class Engine(Protocol):
 class EngineServer:
     """Takes commands, steps the engine, sends events; waits without work when there is none."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, parent: int) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox, parent: int, heartbeat: Heartbeat) -> None:
         self._engine = engine
         self._mailbox = mailbox
         self._parent = parent
+        self._heartbeat = heartbeat
         self._stopping = False
         self._is_prepared = False
 
@@ -103,6 +105,7 @@ class EngineServer:
         try:
             while not self._stopping and os.getppid() == self._parent:
                 self._turn()
+            self._heartbeat.enter(Phase.END)
             self._fail_all()
             self._engine.save_cache()
         finally:
@@ -114,7 +117,9 @@ class EngineServer:
         self._stopping = True
 
     def _turn(self) -> None:
+        self._heartbeat.enter(Phase.WAIT)
         commands = self._mailbox.receive(self._patience())
+        self._heartbeat.enter(Phase.WORK)
         for command in commands:
             self._obey(command)
         if self._engine.has_work or self._engine.is_waiting:
@@ -201,10 +206,10 @@ def serve(
     """Runs one engine until it is stopped, and returns the process's exit status.
 
     `make_engine` is given a function to report progress to. What it refuses with `StartRefused`
-    is written to standard output. When the process `parent` ends, so does this one.
+    is reported on standard output. When the process `parent` ends, so does this one.
     """
     die_with_parent()
-    report = _take_standard_output()
+    heartbeat = Heartbeat(_take_standard_output())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     mailbox = Mailbox(address)
 
@@ -215,17 +220,18 @@ def serve(
         mailbox.send([step])
 
     try:
-        server = EngineServer(make_engine(progress), mailbox, parent)
+        server = EngineServer(make_engine(progress), mailbox, parent, heartbeat)
         signal.signal(signal.SIGTERM, lambda *_: server.stop())
         server.run()
     except StartRefused as refusal:
-        os.write(report, refusal.message.encode())
+        heartbeat.refuse(refusal.message)
         return EXIT_REFUSED
     except Exception:
         logger.exception("The engine failed")
         return EXIT_FAILED
     finally:
         mailbox.close()
+        heartbeat.close()
     return 0
 
 
@@ -249,7 +255,7 @@ def main() -> int:
 
 
 def _take_standard_output() -> int:
-    """Keeps the real standard output for the report and sends all other writes to stderr."""
+    """Keeps the real standard output for reports and sends all other writes to stderr."""
     report = os.dup(1)
     os.dup2(2, 1)
     return report

@@ -89,16 +89,18 @@ class Mailbox:
         commands: list[Command] = []
         while True:
             try:
-                client, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return commands
-            if (command := self._open(client, frame)) is not None:
+            if len(frames) != 1:
+                logger.error("Dropped a message of %d frames; commands have one", len(frames))
+            elif (command := self._open(client, frames[0])) is not None:
                 commands.append(command)
 
     def _open(self, client: bytes, frame: bytes) -> Command | None:
         try:
             command = self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             self._refuse(client, frame, str(error))
             return None
         if isinstance(command, Hello):
@@ -121,7 +123,7 @@ class Mailbox:
         logger.error("Refused a command: %s", reason)
         try:
             request_id = msgspec.msgpack.decode(frame, type=_Envelope).request_id
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return
         message = f"The engine cannot read this request: {reason}"
         failure = RequestFailed(

@@ -5,14 +5,15 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.errors import StartRefused
+from loraplex.engine.hang_detector import HangDetector
+from loraplex.engine.heartbeat import Beat, Refusal, Report
 
 ENGINE_COMMAND = (
     "env",
@@ -25,26 +26,28 @@ ENGINE_COMMAND = (
     "loraplex.engine.server",
 )
 EXIT_REFUSED = 3  # as in engine/server.py
+TICK_SECONDS = 0.5
 
 logger = logging.getLogger(__name__)
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When an engine that ended is started again. Times in seconds."""
+    """When an engine that ended is started again. Times in seconds.
+
+    The pause does not grow: an engine that served takes seconds to start, which is pause enough,
+    and one that does not start is given up.
+    """
 
     max_failed_starts: int = 3  # in a row, before it gives up
-    first_delay: float = 0.2
-    max_delay: float = 30.0
-    settled_after: float = 60.0  # an engine that lived this long ended for a new reason
-
-    def delay(self, short_lives: int) -> float:
-        return min(self.max_delay, self.first_delay * 2.0 ** (short_lives - 1))
+    delay: float = 0.2
+    delay_after_error: float = 1.0  # where the supervisor itself failed
 
 
 class EngineSupervisor:
-    """Starts the engine that `client` talks to, and starts it again whenever it ends.
+    """Starts the engine that `client` talks to, and starts it again whenever it ends or hangs.
 
     Args:
+        limits: when an engine is taken for hung.
         command: what is run, with the address, the config as JSON and this process's id added.
     """
 
@@ -53,27 +56,43 @@ class EngineSupervisor:
         config: EngineConfig,
         client: EngineClient,
         policy: RestartPolicy | None = None,
+        limits: HangLimits | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
         self.pid: int | None = None
         self._config = config
         self._client = client
         self._policy = policy or RestartPolicy()
+        self._limits = limits or HangLimits()
         self._command = command
+        self._detector = HangDetector(self._limits, TICK_SECONDS)
+
+    @property
+    def is_responsive(self) -> bool:
+        """Whether there is an engine process and it has shown signs of life lately."""
+        return self.pid is not None and self._detector.is_responsive
 
     async def run(self) -> None:
         """Goes on until it is cancelled; then it ends the engine, with 10 seconds' notice.
+
+        An error of its own, such as a lack of descriptors or of memory, is logged, and it tries
+        again.
 
         Raises:
             StartRefused: with the reason, if the engine refuses its settings, or if it ended
                 several times in a row before it was ready.
         """
-        failed_starts = short_lives = 0
+        failed_starts = 0
         while True:
-            served, started = self._client.times_ready, time.monotonic()
-            status, report = await self._live()
+            served = self._client.times_ready
+            try:
+                status, refusal = await self._live()
+            except Exception:
+                logger.exception("The engine could not be supervised; it is started again")
+                await asyncio.sleep(self._policy.delay_after_error)
+                continue
             if status == EXIT_REFUSED:
-                raise StartRefused(report or "The engine refused to start.")
+                raise StartRefused(refusal or "The engine refused to start.")
             was_ready = self._client.times_ready > served
             failed_starts = 0 if was_ready else failed_starts + 1
             if failed_starts == self._policy.max_failed_starts:
@@ -81,13 +100,11 @@ class EngineSupervisor:
                     f"The engine ended {failed_starts} times in a row while it started, "
                     f"the last time with {_describe(status)}. Its log shows why."
                 )
-            lived = time.monotonic() - started
-            short_lives = 1 if lived > self._policy.settled_after else short_lives + 1
             logger.error("The engine ended with %s; it is restarted", _describe(status))
-            await asyncio.sleep(self._policy.delay(short_lives))
+            await asyncio.sleep(self._policy.delay)
 
     async def _live(self) -> tuple[int, str]:
-        """One engine's life: its exit status, and what it reported."""
+        """One engine's life: its exit status, and why it refused to start if it did."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             self._client.address,
@@ -97,12 +114,41 @@ class EngineSupervisor:
             stdout=asyncio.subprocess.PIPE,
         )
         self.pid = process.pid
+        self._detector = HangDetector(self._limits, TICK_SECONDS)
+        watching = asyncio.create_task(self._watch(process))
         try:
-            report, _ = await process.communicate()
+            refusal = await self._read_reports(process)
+            await process.wait()
         finally:
+            watching.cancel()
             self.pid = None
             await _end(process)
-        return process.returncode or 0, report.decode(errors="replace").strip()
+        return process.returncode or 0, refusal
+
+    async def _read_reports(self, process: asyncio.subprocess.Process) -> str:
+        """Notes heartbeats until the engine closes its end; what it refused to start with."""
+        assert process.stdout is not None
+        decoder, refusal = msgspec.json.Decoder(Report), ""
+        async for line in process.stdout:
+            with contextlib.suppress(msgspec.MsgspecError):  # the last one may have been cut
+                report = decoder.decode(line)
+                match report:
+                    case Beat():
+                        self._detector.note(report)
+                    case Refusal():
+                        refusal = report.message
+        return refusal
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kills the engine once it is hung; nothing less ends a process that is stopped."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            reason = self._detector.tick()
+            if reason is not None:
+                logger.error("The engine hangs: %s; it is killed", reason)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                return
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -79,6 +79,8 @@ def serve(  # noqa: PLR0913 - one parameter per option
     max_adapter_slots: Annotated[Text, option("max_adapter_slots", "N")] = None,
     adapter_memory: Annotated[Text, option("adapter_memory", "BYTES")] = None,
     seed: Annotated[Text, option("seed", "N")] = None,
+    hang_timeout: Annotated[Text, option("hang_timeout", "SECONDS")] = None,
+    step_timeout: Annotated[Text, option("step_timeout", "SECONDS")] = None,
     num_threads: Annotated[Text, option("num_threads", "N")] = None,
     kernels: Annotated[Text, option("kernels", "auto|naive|triton")] = None,
     quantization: Annotated[Text, option("quantization", "none|int8")] = None,
@@ -89,13 +91,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     LORAPLEX_MAX_MODEL_LEN. Data lives under LORAPLEX_HOME, by default ~/.loraplex.
     """
     given = {name: value for name, value in locals().items() if value not in (None, False)}
-    try:
-        gather_mappings(given)
-        uvloop.run(serve_until_stopped(load_settings(given), console))
-    except SettingsRefused as refusal:
-        raise _complain(refusal.faults, EXIT_REFUSED) from refusal
-    except StartFailed as failure:
-        raise _complain(failure.faults, EXIT_FAILED) from failure
+    _serve(given)
 
 
 @app.command(
@@ -129,6 +125,16 @@ def gather_mappings(given: dict[str, Any]) -> None:
             faults += found
     if faults:
         raise SettingsRefused(faults)
+
+
+def _serve(given: dict[str, Any]) -> None:
+    try:
+        gather_mappings(given)
+        uvloop.run(serve_until_stopped(load_settings(given), console))
+    except SettingsRefused as refusal:
+        raise _complain(refusal.faults, EXIT_REFUSED) from refusal
+    except StartFailed as failure:
+        raise _complain(failure.faults, EXIT_FAILED) from failure
 
 
 def _as_mapping(values: list[str], option: str, form: str) -> tuple[dict[str, str], list[str]]:

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplex.adapters.manifest import Activation
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.sampling_params import MAX_SEED
 from loraplex.platform.errors import SettingsRefused
 
@@ -154,6 +154,18 @@ class Settings(BaseSettings):
         le=MAX_SEED,
         description="Makes seeds of requests that bring none repeatable; not set: drawn for each",
     )
+    hang_timeout: float = Field(
+        10.0,
+        ge=2,
+        le=86400,
+        description="Seconds without a sign of life after which the engine is replaced",
+    )
+    step_timeout: float = Field(
+        300.0,
+        ge=2,
+        le=86400,
+        description="Seconds that one step may compute before the engine is replaced",
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")
     kernels: Literal["auto", "naive", "triton"] = Field(
         "auto",
@@ -189,6 +201,9 @@ class Settings(BaseSettings):
     @property
     def adapter_store(self) -> Path:
         return self.home_folder / "adapters"
+
+    def hang_limits(self) -> HangLimits:
+        return HangLimits(hang_timeout=self.hang_timeout, step_timeout=self.step_timeout)
 
     def engine_config(self) -> EngineConfig:
         """Raises SettingsRefused where settings do not fit each other."""

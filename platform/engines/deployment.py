@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from loraplex.platform.config import Settings
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.observability.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
 
@@ -56,7 +59,9 @@ class Deployment:
         self.inference = InferenceService(
             self.engine, self.catalog, self.base_prompts, RequestSeeds(settings.seed)
         )
-        self._supervisor = EngineSupervisor(settings.engine_config(), self.engine)
+        self._supervisor = EngineSupervisor(
+            settings.engine_config(), self.engine, limits=settings.hang_limits()
+        )
         self._failed = asyncio.Event()
         self._failure = StartFailed([])
 
@@ -85,6 +90,11 @@ class Deployment:
             wait.cancel()
         self.raise_if_failed()
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are let through, to an engine that gives signs of life."""
+        return self.engine.is_alive and self._supervisor.is_responsive
+
     async def wait_failed(self) -> None:
         """Returns when the engine is given up, at its start or later."""
         await self._failed.wait()
@@ -99,6 +109,9 @@ class Deployment:
             await self._supervisor.run()
         except StartRefused as refusal:
             self._fail([refusal.message])
+        except Exception:
+            logger.exception("The engine's supervisor failed")
+            self._fail(["The engine's supervisor failed. The log shows why."])
 
     async def _prepare(self, engine: EngineClient) -> bool:
         """Makes a new engine ready for requests. False: it cannot be made ready."""

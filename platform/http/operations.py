@@ -21,8 +21,8 @@ Serving = Annotated[Deployment, Depends(current_deployment)]
 
 @router.get("/health")
 async def health(deployment: Serving) -> Response:
-    """200 when requests are let through to the engine, else 503."""
-    if not deployment.engine.is_alive:
+    """200 when requests are let through to an engine that gives signs of life, else 503."""
+    if not deployment.is_serving:
         raise Unavailable("The engine is not ready.")
     return Response()
 
@@ -42,6 +42,8 @@ async def version() -> dict[str, str]:
 
 
 async def _stats(deployment: Deployment) -> EngineStats | None:
+    if not deployment.is_serving:
+        return None
     try:
         return await asyncio.wait_for(deployment.engine.stats(), SCRAPE_SECONDS)
     except (EngineUnavailable, TimeoutError):

@@ -5,6 +5,7 @@ It counts up from the last prompt token, one token a step. Some prompts make it 
 
 import os
 import sys
+import threading
 import time
 
 import msgspec
@@ -43,7 +44,8 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.server import serve
 
-REFUSED, BROKEN, FATAL, DEADLY = 901, 902, 903, 904  # last prompt tokens
+# Last prompt tokens.
+REFUSED, BROKEN, FATAL, DEADLY, ENDLESS, DEADLOCKED = 901, 902, 903, 904, 905, 906
 
 
 class FakeEngine:
@@ -153,8 +155,14 @@ class FakeEngine:
 
     def _advance(self, request_id: str) -> list[Event]:
         request, output = self.requests[request_id], self.running[request_id]
-        if request.prompt_token_ids[-1] == FATAL:
-            raise RuntimeError("a fault of the whole engine")
+        match request.prompt_token_ids[-1]:
+            case 903:
+                raise RuntimeError("a fault of the whole engine")
+            case 905:
+                while True:
+                    pass
+            case 906:
+                threading.Event().wait()
         output.append(request.prompt_token_ids[-1] + len(output) + 1)
         is_last = len(output) == request.sampling.max_tokens
         if is_last:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from collections import Counter
@@ -10,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import zmq
 from support.engine import fake_engine
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.client import EngineClient
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.errors import EngineUnavailable, RequestRejected, StartRefused
 from loraplex.engine.protocol import (
     BasePromptRef,
@@ -34,9 +36,10 @@ from loraplex.engine.supervisor import EngineSupervisor, RestartPolicy
 pytestmark = pytest.mark.anyio
 
 COMMAND = (sys.executable, "-P", fake_engine.__file__)
-HASTY = RestartPolicy(max_failed_starts=2, first_delay=0.01)
+HASTY = RestartPolicy(max_failed_starts=2, delay=0.01)
 FOREVER = 10_000_000
 
+Hang = Callable[[EngineClient, EngineSupervisor], Awaitable[None]]
 Prepare = Callable[[EngineClient], Awaitable[bool]]
 
 
@@ -54,11 +57,15 @@ def request(
 
 @contextlib.asynccontextmanager
 async def engine(
-    folder: Path, model: str = "fake", prepare: Prepare | None = None
+    folder: Path,
+    model: str = "fake",
+    prepare: Prepare | None = None,
+    policy: RestartPolicy = HASTY,
+    limits: HangLimits | None = None,
 ) -> AsyncIterator[tuple[EngineClient, EngineSupervisor]]:
     client = EngineClient(f"ipc://{folder}/engine.sock", prepare)
     supervisor = EngineSupervisor(
-        EngineConfig(model=model, adapter_store=str(folder)), client, HASTY, COMMAND
+        EngineConfig(model=model, adapter_store=str(folder)), client, policy, limits, COMMAND
     )
     await client.start()
     running = asyncio.create_task(supervisor.run())
@@ -212,6 +219,99 @@ async def test_when_the_engine_ends_all_its_requests_fail_and_the_next_one_serve
     assert len(set(prepared)) == 2
 
 
+async def stop(client: EngineClient, supervisor: EngineSupervisor) -> None:
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGSTOP)
+
+
+async def loop_endlessly(client: EngineClient, supervisor: EngineSupervisor) -> None:
+    with contextlib.suppress(EngineUnavailable):
+        await collect(client, request("endless", [fake_engine.ENDLESS]))
+
+
+async def deadlock(client: EngineClient, supervisor: EngineSupervisor) -> None:
+    with contextlib.suppress(EngineUnavailable):
+        await collect(client, request("deadlocked", [fake_engine.DEADLOCKED]))
+
+
+@pytest.mark.parametrize("hang", [stop, loop_endlessly, deadlock])
+async def test_an_engine_that_hangs_is_replaced(tmp_path: Path, hang: Hang) -> None:
+    limits = HangLimits(hang_timeout=2, step_timeout=2)
+    async with engine(tmp_path, limits=limits) as (client, supervisor):
+        hung = supervisor.pid
+        hanging = asyncio.create_task(hang(client, supervisor))
+        while client.is_alive:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(client.wait_ready(), 30)
+        await hanging
+
+        assert supervisor.pid != hung
+        assert supervisor.is_responsive
+        assert len(await collect(client, request("again"))) == 3
+
+
+async def test_a_stopped_engine_is_doubted_before_it_is_killed(tmp_path: Path) -> None:
+    limits = HangLimits(hang_timeout=4, step_timeout=4)
+    async with engine(tmp_path, limits=limits) as (client, supervisor):
+        await stop(client, supervisor)
+        while supervisor.is_responsive:
+            await asyncio.sleep(0.01)
+
+        assert client.is_alive
+
+
+async def test_an_error_of_the_supervisor_itself_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = tmp_path / "engine"
+    client = EngineClient(f"ipc://{tmp_path}/engine.sock")
+    await client.start()
+    supervisor = EngineSupervisor(
+        EngineConfig(model="fake", adapter_store=""),
+        client,
+        RestartPolicy(delay_after_error=0.01),
+        command=[str(command)],
+    )
+    running = asyncio.create_task(supervisor.run())
+    while caplog.text.count("could not be supervised") < 5:  # more than failed starts may be
+        await asyncio.sleep(0.01)
+
+    command.symlink_to(write_script(tmp_path / "script", *COMMAND))
+    await asyncio.wait_for(client.wait_ready(), 30)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await client.close()
+
+
+def write_script(path: Path, *command: str) -> Path:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+    return path
+
+
+async def test_the_eighth_restart_in_a_row_waits_no_longer_than_the_first(tmp_path: Path) -> None:
+    async with engine(tmp_path, policy=RestartPolicy()) as (client, supervisor):
+        for _ in range(8):
+            assert supervisor.pid is not None
+            os.kill(supervisor.pid, signal.SIGKILL)
+            while client.is_alive:
+                await asyncio.sleep(0.01)
+            await asyncio.wait_for(client.wait_ready(), 12)  # a start takes a second or so
+
+
+async def test_a_message_of_any_form_leaves_the_engine_alive(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, supervisor):
+        pid = supervisor.pid
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(client.address)
+            for frames in ([b"a", b"b"], [b""], [b"a", b"b", b"c"], [b"\x91" * 10_000], [b"\xc1"]):
+                stranger.send_multipart(frames)
+            await asyncio.sleep(0.5)
+
+        assert len(await collect(client, request())) == 3
+        assert supervisor.pid == pid
+
+
 async def test_requests_are_refused_until_the_restarted_engine_is_prepared(
     tmp_path: Path,
 ) -> None:
@@ -252,7 +352,7 @@ async def test_progress_is_told_while_the_engine_starts(tmp_path: Path) -> None:
     client = EngineClient(f"ipc://{tmp_path}/engine.sock", on_progress=told.append)
     await client.start()
     supervisor = EngineSupervisor(
-        EngineConfig(model="slow", adapter_store=""), client, HASTY, COMMAND
+        EngineConfig(model="slow", adapter_store=""), client, HASTY, command=COMMAND
     )
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(client.wait_ready(), 30)
@@ -273,7 +373,7 @@ async def test_an_engine_that_cannot_start_is_given_up_with_its_reason(
     client = EngineClient(f"ipc://{tmp_path}/engine.sock")
     await client.start()
     supervisor = EngineSupervisor(
-        EngineConfig(model=model, adapter_store=""), client, HASTY, COMMAND
+        EngineConfig(model=model, adapter_store=""), client, HASTY, command=COMMAND
     )
 
     with pytest.raises(StartRefused, match=reason):
