@@ -1,6 +1,5 @@
 """Tokenizer: text and messages to token ids and back, as transformers would. Torch-free."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -11,7 +10,14 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from loraplex.engine.errors import PromptRejected, UnsupportedModel
-from loraplex.engine.text.chat_template import DEFAULT_CHAT_TEMPLATE, DEFAULT_STOP, ChatTemplate
+from loraplex.engine.text.chat_template import (
+    DEFAULT_CHAT_TEMPLATE,
+    DEFAULT_STOP,
+    RESERVED_NAMES,
+    Chat,
+)
+from loraplex.engine.text.template_files import DEFAULT, read_json, read_templates
+from loraplex.engine.text.template_processes import TemplateProcesses
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -19,7 +25,14 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token
 class Tokenizer:
     """Made by `from_folder`. Its methods may be called from several threads at once."""
 
-    def __init__(self, backend: Backend, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: Backend, config: Mapping[str, Any], templates: Mapping[str, str]
+    ) -> None:
+        """
+        Args:
+            config: the content of tokenizer_config.json.
+            templates: the model's own chat templates by name.
+        """
         self._backend = backend
         self.special_tokens: dict[str, str] = {
             name: content for name in SPECIAL_TOKENS if (content := _content(config.get(name)))
@@ -27,11 +40,12 @@ class Tokenizer:
         self._add_missing_tokens(config)
         self._backend.no_truncation()
         self._backend.no_padding()
-        source = config.get("chat_template")
-        self.has_own_chat_template = source is not None
-        self._chat_template = ChatTemplate(
-            source or DEFAULT_CHAT_TEMPLATE, self.special_tokens | {"adds_bos": self.adds_bos}
-        )
+        self.templates = dict(templates) or {DEFAULT: DEFAULT_CHAT_TEMPLATE}
+        self.has_own_chat_template = bool(templates)
+        self._variables: dict[str, object] = {**self.special_tokens, "adds_bos": self.adds_bos}
+        self._processes = TemplateProcesses()
+        for source in templates.values():
+            self._processes.check(source)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Tokenizer":
@@ -47,7 +61,13 @@ class Tokenizer:
             backend = Backend.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing narrower
             raise UnsupportedModel(f"Cannot read {folder / 'tokenizer.json'}: {error}") from error
-        return cls(backend, _read_config(folder))
+        declared = read_json(folder / "tokenizer_config.json")
+        config = {**read_json(folder / "special_tokens_map.json"), **declared}
+        return cls(backend, config, read_templates(folder, declared))
+
+    def close(self) -> None:
+        """Ends the processes that chat templates run in. More chats can still be rendered."""
+        self._processes.close()
 
     @property
     def vocab_size(self) -> int:
@@ -84,18 +104,45 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
         now: datetime | None = None,
+        *,
+        continues_last: bool = False,
+        template: str | None = None,
     ) -> str:
         """The prompt's text with every special token in it: encode it without adding more.
 
         Args:
             variables: more names for the template, where it knows any.
             now: what it takes for the time, where it asks; None: the time.
+            continues_last: ends the prompt within the last message, for the answer to go on there.
+            template: one of the model's by name, or a text of its own; None: the model's default.
 
         Raises:
-            PromptRejected: if the template refuses these messages.
+            PromptRejected: if the template refuses these messages, is broken, or if there is none.
         """
-        return self._chat_template.render(
-            messages, add_generation_prompt, variables or {}, now or datetime.now()
+        variables = variables or {}
+        if taken := RESERVED_NAMES & variables.keys():
+            raise PromptRejected(f"The template sets {', '.join(sorted(taken))} itself.")
+        chat = Chat(
+            messages,
+            add_generation_prompt,
+            {**self._variables, **variables},
+            now or datetime.now(),
+            continues_last,
+        )
+        try:
+            return self._processes.render(self._template(template), chat)
+        except UnsupportedModel as error:
+            raise PromptRejected(error.message) from error
+
+    def _template(self, template: str | None) -> str:
+        if template is not None:
+            return self.templates.get(template, template)
+        if DEFAULT in self.templates:
+            return self.templates[DEFAULT]
+        names = ", ".join(sorted(self.templates))
+        raise PromptRejected(
+            "The model has several chat templates and none by default; chat_template can name one "
+            f"of them: {names}."
         )
 
     def _add_missing_tokens(self, config: Mapping[str, Any]) -> None:
@@ -107,37 +154,6 @@ class Tokenizer:
         for content in self.special_tokens.values():
             if content not in known:
                 self._backend.add_special_tokens([content])
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    config = {
-        **_read_json(folder / "special_tokens_map.json"),
-        **_read_json(folder / "tokenizer_config.json"),
-    }
-    template = _read_json(folder / "chat_template.json").get("chat_template")
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    config["chat_template"] = template or _default_of(config.get("chat_template"))
-    return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsupportedModel(f"Cannot read {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModel(f"{path} must hold a JSON object")
-    return content
-
-
-def _default_of(template: object) -> str | None:
-    """Some models keep several templates, as a list of {name, template}."""
-    if isinstance(template, list):
-        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template if isinstance(template, str) and template else None
 
 
 def _content(token: object) -> str | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from loraplex.engine.text.message_content import text_of
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.catalog.base_prompts import BasePrompt, Messages
 
@@ -17,7 +18,7 @@ class Beginning:
 
     def chat(self, own: list[dict[str, Any]]) -> Messages:
         base = list(self.prompt.source.messages)
-        is_there = not self.is_named and own[: len(base)] == base
+        is_there = not self.is_named and _texts(own[: len(base)]) == _texts(base)
         return own if is_there else [*base, *own]
 
     def completion(self, tokenizer: Tokenizer, own: str | list[int]) -> list[int]:
@@ -28,3 +29,8 @@ class Beginning:
             return [*base, *tokenizer.encode(rest, add_special_tokens=False)]
         is_there = not self.is_named and own[: len(base)] == base
         return own if is_there else [*base, *own]
+
+
+def _texts(messages: Messages) -> Messages:
+    """The same for content that comes as one text and as parts."""
+    return [{**message, "content": text_of(message["content"])} for message in messages]

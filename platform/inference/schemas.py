@@ -25,19 +25,18 @@ class TextPart(TypedDict):
 
 
 def _as_content(value: object) -> object:
-    """One text of a string or of OpenAI's list of parts."""
+    """A string, or OpenAI's list of parts; which of them a template takes is its own affair."""
     if isinstance(value, str):
         return check_text(value)
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
-    texts = [_text_of(part) for part in value]
-    return "\n".join(texts)
+    return [_text_part(part) for part in value]
 
 
-def _text_of(part: object) -> str:
+def _text_part(part: object) -> TextPart:
     match part:
         case {"type": "text", "text": str(text), **rest} if not rest:
-            return check_text(text)
+            return {"type": "text", "text": check_text(text)}
     raise ValueError('takes only parts of the form {"type": "text", "text": "..."}')
 
 
@@ -71,7 +70,10 @@ Prompts = Annotated[
         _as_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
     ),
 ]
-Content = Annotated[str, PlainValidator(_as_content, json_schema_input_type=str | list[TextPart])]
+Content = Annotated[
+    str | list[TextPart],
+    PlainValidator(_as_content, json_schema_input_type=str | list[TextPart]),
+]
 
 
 class Message(BaseModel):

@@ -72,7 +72,10 @@ class InferenceService:
         if folder == self._folder:
             return
         loop = asyncio.get_running_loop()
-        self._tokenizer = await loop.run_in_executor(self._threads, Tokenizer.from_folder, folder)
+        found = await loop.run_in_executor(self._threads, Tokenizer.from_folder, folder)
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+        self._tokenizer = found
         self._folder = folder
 
     @property
@@ -84,6 +87,8 @@ class InferenceService:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._tokenizer is not None:
+            self._tokenizer.close()
 
     async def chat(self, principal: Principal, body: ChatCompletionRequest) -> Generation:
         """Raises ApiError, or PromptRejected by the chat template."""

@@ -18,6 +18,7 @@ WINDOW = (  # what the platform may see of the layers that use torch
     "loraplex.engine.request_seeds",
     "loraplex.engine.sampling_params",
     "loraplex.engine.supervisor",
+    "loraplex.engine.text.message_content",
     "loraplex.engine.text.tokenizer",
 )
 MAY_IMPORT = {

@@ -1,5 +1,6 @@
 """A real `loraplex serve` on a free port, and the clients to talk to it."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -94,10 +95,17 @@ class Server:
     def engine(self) -> psutil.Process:
         """The engine's process, as soon as there is one."""
         deadline = time.monotonic() + 60
-        while not (children := psutil.Process(self._process.pid).children()):
+        while not (engines := self._engines()):
             assert time.monotonic() < deadline, "".join(self.log)
             time.sleep(0.01)
-        return children[0]
+        return engines[0]
+
+    def _engines(self) -> list[psutil.Process]:
+        """Chat templates run in children of the server too."""
+        children = psutil.Process(self._process.pid).children()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child for child in children if "loraplex.engine.server" in child.cmdline()]
+        return []
 
     def stop(self) -> int:
         """Asks it to end, and returns its exit status."""

@@ -16,7 +16,7 @@ SPECIAL = ["<s>", "</s>", "<pad>"]
 
 
 def write_tokenizer(
-    folder: Path, *, add_bos: bool = True, chat_template: str | None = None, vocab_size: int = 320
+    folder: Path, *, add_bos: bool = True, chat_template: object = None, vocab_size: int = 320
 ) -> Path:
     """Writes tokenizer.json and tokenizer_config.json: ids 0, 1, 2 are <s>, </s>, <pad>."""
     folder.mkdir(parents=True, exist_ok=True)

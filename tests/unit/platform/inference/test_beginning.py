@@ -55,3 +55,11 @@ def test_a_prompt_that_is_named_is_put_before_in_any_case(tokenizer: Tokenizer) 
     assert call.completion(tokenizer, base) == [*base, *base]
     assert call.completion(tokenizer, TEXT) == [*base, *tokenizer.encode(TEXT, False)]
     assert call.chat([SYSTEM, ASK]) == [SYSTEM, SYSTEM, ASK]
+
+
+def test_a_chat_that_begins_with_the_prompt_in_parts_is_left_alone() -> None:
+    own = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    source = PromptSource(messages=({"role": "system", "content": "Be brief."},))
+    prompt = BasePrompt("p", 0, source, BasePromptRef(prompt_id="p", version=1), [])
+
+    assert Beginning(prompt, is_named=False).chat(own) == own
