@@ -156,7 +156,7 @@ class EngineClient:
         """
         if not self.is_alive:
             raise EngineUnavailable(STARTING)
-        open_choices = {request.request_id: request.sampling.n for request in requests}
+        open_choices = {request.request_id: request.num_open_choices for request in requests}
         with self._inbox(*open_choices) as inbox:
             try:
                 for request in requests:

@@ -66,9 +66,7 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long an engine may show no progress, in seconds."""
 
     hang_timeout: float = 10.0  # without a heartbeat, or standing still without computing
-    step_timeout: float = (
-        300.0  # computing in one step; also without a heartbeat at its start and its end
-    )
+    step_timeout: float = 300.0  # computing in one step; silent at the start and the end
 
 
 _CHOICES = (

@@ -35,6 +35,7 @@ from loraplex.engine.protocol import (
     Usage,
 )
 from loraplex.engine.request_seeds import RequestSeeds
+from loraplex.engine.scheduling.resumption import resume
 from loraplex.engine.scheduling.scheduler import SequenceUpdate
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.text.detokenizer import Detokenizer
@@ -116,7 +117,8 @@ class LLMEngine:
         self._fit(sequence)
         if request.adapter is not None:
             self._parts.lora.prepare(request.adapter)
-        self._scheduler.add(sequence)
+        for choice in self._choices(sequence, request):
+            self._scheduler.add(choice)
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees what it holds; no event follows. Unknown ids are ignored."""
@@ -243,6 +245,13 @@ class LLMEngine:
             raise RequestRejected(FailureCode.BUDGET_EXCEEDED, refusal, "prompt")
         sequence.max_len = self._scheduler.admission.longest(sequence)
 
+    def _choices(self, sequence: Sequence, request: GenerateRequest) -> list[Sequence]:
+        """What is to be scheduled: one sequence, which forks; or the choices that another engine
+        had begun."""
+        if request.resume is None:
+            return [sequence]
+        return resume(sequence, request.resume, self._scheduler.stops, self.info.vocab_size)
+
     def _fail_impossible(self, sequences: list[Sequence]) -> list[RequestFailed]:
         """Ends waiting requests that nothing can make room for any more."""
         failed: list[RequestFailed] = []
@@ -282,6 +291,7 @@ class LLMEngine:
             text=update.text,
             logprobs=[update.logprobs] if update.logprobs is not None else None,
             prompt_logprobs=sequence.prompt_logprobs if first else None,
+            cached_tokens=None if update.position else sequence.num_cached_tokens,
             finish_reason=update.finish_reason,
             stop_reason=sequence.stop_reason if update.finish_reason else None,
             usage=_usage(sequence) if update.finish_reason else None,

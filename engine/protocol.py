@@ -60,6 +60,13 @@ class BasePromptRef(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """How far another engine came with a request."""
+
+    choices: list[list[int] | None]  # the tokens of each choice, one at least; None: it has ended
+    cached_tokens: int  # as the events of that engine said
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     request_id: str
     tenant: str  # whose request; set by the server, never by the caller
@@ -69,6 +76,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     adapter: AdapterRef | None = None  # None: the base model
     base_prompt: BasePromptRef | None = None  # put before the prompt; None: the adapter's, if any
     priority: int = 0  # lower runs first
+    resume: Resume | None = None  # goes on behind these tokens; events tell of new ones only
+
+    @property
+    def num_open_choices(self) -> int:
+        """Choices that are still to have a last event."""
+        if self.resume is None:
+            return self.sampling.n
+        return sum(tokens is not None for tokens in self.resume.choices)
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -168,6 +183,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     text: str  # whole characters only; may be empty while a character or a stop string is open
     logprobs: list[PositionLogprobs] | None = None  # one per token id
     prompt_logprobs: list[PositionLogprobs | None] | None = None  # on the first event; [0] is None
+    cached_tokens: int | None = None  # as in `Usage`; on each choice's first event
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     usage: Usage | None = None  # this choice's, on the event with a finish_reason

@@ -116,7 +116,7 @@ class Mailbox:
                 return None
             self._owners[command.request_id] = client
             if isinstance(command, GenerateRequest):
-                self._open_choices[command.request_id] = command.sampling.n
+                self._open_choices[command.request_id] = command.num_open_choices
         return command
 
     def _refuse(self, client: bytes, frame: bytes, reason: str) -> None:
