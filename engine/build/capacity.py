@@ -15,6 +15,7 @@ from loraplex.adapters.targets import TargetCatalogue
 from loraplex.engine.config import DEVICES, DTYPES
 from loraplex.engine.errors import StartRefused
 from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
+from loraplex.engine.kv.layer_state import SlidingWindow
 from loraplex.engine.model.loader import (
     choose_device,
     choose_dtype,
@@ -22,6 +23,7 @@ from loraplex.engine.model.loader import (
     read_config,
 )
 from loraplex.engine.model.probe import ATTENTION, probe_layers
+from loraplex.engine.worker.kv_cache import kv_format_of
 from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory, readable
 
 _GB = 1e9
@@ -67,7 +69,8 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
     length = choose_max_model_len(question.max_model_len, config)
     model, layers = _model(config)
     groups = group_layers(layers)
-    memory = KVMemory.of(layers, groups, question.block_size, dtype)
+    kv_format = kv_format_of(dtype)
+    memory = KVMemory.of(layers, groups, question.block_size, kv_format)
     weights = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     adapters = question.adapter_memory
     if adapters is None:
@@ -80,7 +83,7 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
         groups=groups,
         dtype=dtype,
         max_model_len=length,
-        bytes_per_token=sum(layer.elements(1) for layer in layers) * dtype.itemsize,
+        bytes_per_token=sum(kv_format.num_bytes(layer, 1) for layer in layers),
         bytes_per_block=memory.bytes_per_block,
         bytes_per_sequence=needed * memory.bytes_per_block,
         weights=weights,
@@ -101,12 +104,16 @@ def _model(config: PretrainedConfig) -> tuple[PreTrainedModel, list[KVLayer]]:
 
 
 def _table(found: Capacity) -> Table:
-    windows = sorted({layer.window for layer in found.layers if layer.window is not None})
-    sliding = sum(layer.window is not None for layer in found.layers)
+    sliding = [la.state for la in found.layers if isinstance(la.state, SlidingWindow)]
+    windows = sorted({state.window for state in sliding}) or ""
+    num_full = len(found.layers) - len(sliding)
     name = str(found.dtype).removeprefix("torch.")
     per_sequence = found.bytes_per_sequence
     rows = [
-        ("layers", f"{len(found.layers) - sliding} full, {sliding} sliding {windows or ''}"),
+        (
+            "layers",
+            f"{num_full} full, {len(sliding)} sliding {windows}",
+        ),
         ("KV groups", f"{len(found.groups)} of {len(found.groups[0].layers)} layers"),
         ("bytes per token", f"{found.bytes_per_token:,} ({name})"),
         ("bytes per block of one group", f"{found.bytes_per_block:,}"),

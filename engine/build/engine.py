@@ -37,7 +37,7 @@ from loraplex.engine.scheduling.stop_checker import StopChecker
 from loraplex.engine.text.token_text import TokenText
 from loraplex.engine.worker.attention import AttentionContext, install_attention
 from loraplex.engine.worker.forward import Forward
-from loraplex.engine.worker.kv_cache import KVCache
+from loraplex.engine.worker.kv_cache import KVCache, kv_format_of
 from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory
 from loraplex.engine.worker.model_runner import ModelRunner, RecordedSteps
 from loraplex.engine.worker.prefault import MemoryWarmth
@@ -215,7 +215,7 @@ def _pool(
         ConfigRefused: one sequence of the maximum length does not fit.
     """
     layers = list(probe.layers.values())
-    memory = KVMemory.of(layers, groups, config.block_size, loaded.dtype)
+    memory = KVMemory.of(layers, groups, config.block_size, kv_format_of(loaded.dtype))
     num_blocks = memory.num_blocks(
         config.kv_cache_memory or free_memory(loaded.device, reserved),
         loaded.max_model_len,
@@ -234,18 +234,15 @@ def _kv(
     pool: BlockPool,
 ) -> tuple[KVCacheManager, KVCache, AttentionContext]:
     """Block tables over the pool, the memory behind it, and our attention reading from that."""
-    options: dict[str, torch.dtype | torch.device] = {
-        "dtype": loaded.dtype,
-        "device": loaded.device,
-    }
-    layers, num_blocks = list(probe.layers.values()), len(pool.blocks)
-    cache = KVCache(layers, groups, num_blocks, config.block_size, options, kernels)
-    attention = AttentionContext()
-    install_attention(probe, groups, cache, attention)
-    scope = BlockKeyScope(kv_format=str(loaded.dtype), model_revision=loaded.revision)
     layout = KVLayout(
         groups, config.block_size, loaded.max_model_len, chunk=config.max_num_batched_tokens
     )
+    kv_format = kv_format_of(loaded.dtype)
+    layers, num_blocks = list(probe.layers.values()), len(pool.blocks)
+    cache = KVCache(layers, layout, kv_format, num_blocks, loaded.device, kernels)
+    attention = AttentionContext()
+    install_attention(probe, groups, cache, attention)
+    scope = BlockKeyScope(kv_format=kv_format.identity, model_revision=loaded.revision)
     kv = KVCacheManager(pool, layout, scope)
     return kv, cache, attention
 

@@ -19,7 +19,7 @@ from loraplex.engine.kv.tiers import Transfers
 from loraplex.engine.model.loader import LoadedModel
 from loraplex.engine.step import BlockMoves
 from loraplex.engine.worker.host_arena import HostArena
-from loraplex.engine.worker.kv_cache import BlockStorage
+from loraplex.engine.worker.kv_cache import BlockStorage, kv_format_of
 from loraplex.engine.worker.kv_memory import free_memory
 from loraplex.engine.worker.transfers import CudaTransfers, HostTransfers
 
@@ -82,9 +82,9 @@ def _host_bytes(config: EngineConfig, device: torch.device) -> int:
 def _identity(
     config: EngineConfig, loaded: LoadedModel, kv: KVCacheManager, device: BlockStorage
 ) -> SwapIdentity:
-    layout = repr([(group.layers, group.window) for group in kv.groups]) + repr(device.widths)
+    layout = repr(kv.groups) + repr(device.widths)
     return SwapIdentity(
-        kv_format=str(loaded.dtype),
+        kv_format=kv_format_of(loaded.dtype).identity,
         model_revision=f"{loaded.revision} with quantization {config.quantization}",
         layout=hashlib.sha256(layout.encode()).hexdigest(),
         block_size=kv.block_size,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from loraplex.engine.kv.groups import KVGroup, peaks
+from loraplex.engine.kv.groups import KVGroup
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,17 @@ class KVLayout:
 
     @cached_property
     def max_blocks(self) -> int:
-        """Blocks of a sequence in one group, those behind a window included."""
-        return -(-self.max_model_len // self.block_size)
+        """Entries of the longest block table of a sequence in any group."""
+        return max(self.num_blocks(self.max_model_len))
 
     def num_passed(self, num_computed_tokens: int) -> list[int]:
         """Per group, the blocks at the beginning that no later query sees."""
-        return [group.num_passed(num_computed_tokens, self.block_size) for group in self.groups]
+        return [g.state.num_passed(num_computed_tokens, self.block_size) for g in self.groups]
+
+    def num_blocks(self, num_tokens: int) -> list[int]:
+        """Per group, the entries of a block table that covers so many tokens."""
+        return [group.state.blocks_for(num_tokens, self.block_size) for group in self.groups]
 
     def peaks(self, num_tokens: int) -> list[int]:
         """Per group, the blocks that a sequence of this length holds at once at most."""
-        return peaks(self.groups, self.block_size, num_tokens, self.chunk)
+        return [g.state.peak(num_tokens, self.chunk, self.block_size) for g in self.groups]

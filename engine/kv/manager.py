@@ -106,9 +106,9 @@ class KVCacheManager:
         table = self._tables[sequence.seq_id]
         start = sequence.num_computed_tokens
         self._free_passed(sequence, start)
-        num_blocks = -(-(start + num_new_tokens) // self.block_size)
         shared = self._shared_tail(table, start)
-        needed = sum(max(0, num_blocks - len(row)) for row in table.blocks) + len(shared)
+        counts = zip(self.layout.num_blocks(start + num_new_tokens), table.blocks, strict=True)
+        needed = sum(max(0, count - len(row)) for count, row in counts) + len(shared)
         if needed > self.pool.num_available(sequence.tenant):
             return False
         self._allocate(sequence, num_new_tokens, shared)
@@ -226,9 +226,8 @@ class KVCacheManager:
         for group in shared if num_new_tokens else ():
             target = self.pool.allocate(sequence.tenant)
             self._copy_on_write(sequence, group, start // self.block_size, target)
-        num_blocks = -(-(start + num_new_tokens) // self.block_size)
-        for group, row in enumerate(table.blocks):
-            for _ in range(num_blocks - len(row)):
+        for group, count in enumerate(self.layout.num_blocks(start + num_new_tokens)):
+            for _ in range(count - len(table.blocks[group])):
                 table.append(group, self.pool.allocate(sequence.tenant))
         self._used_tokens[sequence.seq_id] = start + num_new_tokens
 
@@ -259,14 +258,14 @@ class KVCacheManager:
         table.replace(fetch.group, fetch.index, block)
 
     def _shared_tail(self, table: BlockTable, start: int) -> list[int]:
-        """Groups whose block at the next token is half full and held by others too."""
-        index, offset = divmod(start, self.block_size)
-        if offset == 0:
-            return []
+        """Groups that would write the next token into a block that others hold, too."""
+        index = start // self.block_size
         return [
-            group
-            for group, row in enumerate(table.blocks)
-            if row[index].ref_count > 1 and start >= table.written_from[group]
+            number
+            for number, group in enumerate(self.groups)
+            if group.state.copies_on_fork(start, self.block_size)
+            and table.blocks[number][index].ref_count > 1
+            and start >= table.written_from[number]
         ]
 
     def _copy_on_write(

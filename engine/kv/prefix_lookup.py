@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
 from loraplex.engine.kv.block_pool import BlockPool, KVCacheBlock
@@ -106,19 +106,14 @@ class PrefixLookup:
         return look
 
     def _agree(self, looks: list[Look], limit: int) -> int:
-        """The largest number of blocks for which every group has all that its window shows.
-
-        A gap is in the window of each larger number, so the search goes on at the gap itself.
-        """
-        num_blocks, is_whole = limit, False
-        while num_blocks and not is_whole:
-            is_whole = True
+        """The largest number of blocks behind which every group can go on."""
+        agreed = limit
+        while True:
+            num_blocks = agreed
             for group, look in zip(self._groups, looks, strict=True):
-                start = group.num_passed(num_blocks * self._block_size, self._block_size)
-                gaps = (i for i in range(start, num_blocks) if look(i) is None)
-                if (gap := next(gaps, None)) is not None:
-                    num_blocks, is_whole = gap, False
-        return num_blocks
+                agreed = group.state.usable_prefix(partial(_has, look), agreed, self._block_size)
+            if agreed == num_blocks:
+                return agreed
 
     def _rows(
         self, looks: list[Look], num_tokens: int, limit: int
@@ -129,7 +124,7 @@ class PrefixLookup:
         fetches: list[Fetch] = []
         needed = num_tokens // self._block_size
         for number, (group, look) in enumerate(zip(self._groups, looks, strict=True)):
-            passed = group.num_passed(num_tokens, self._block_size)
+            passed = group.state.num_passed(num_tokens, self._block_size)
             row = [self._pool.null_block] * passed
             for index in range(passed, limit):
                 block = look(index)
@@ -159,3 +154,7 @@ class PrefixLookup:
             ):
                 return prompt
         return None
+
+
+def _has(look: Look, index: int) -> bool:
+    return look(index) is not None

@@ -8,6 +8,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.kv.groups import KVLayer
+from loraplex.engine.kv.layer_state import attention_state
 
 ATTENTION = "loraplex_paged"  # our name in transformers' registry
 HOOK = "loraplex_attention"  # attribute of an attention module: its PagedAttention
@@ -25,7 +26,8 @@ class AttentionProbe:
         if not getattr(module, "is_causal", True):
             raise UnsupportedModel(f"layer {index} attends in both directions; decoders only")
         self.modules[index] = module
-        self.layers[index] = KVLayer(index, key.shape[1], key.shape[-1], value.shape[-1], window)
+        state = attention_state(window)
+        self.layers[index] = KVLayer(index, key.shape[1], key.shape[-1], value.shape[-1], state)
 
 
 def _attention_forward(

@@ -130,9 +130,9 @@ class Admission:
 
     def _own_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that its tenant pays for when it is so long: all but what is public."""
-        layout = self._kv.layout
+        layout, size = self._kv.layout, self._kv.block_size
         public = self._kv.num_public_blocks(sequence)
         return sum(
-            layout.peaks(num_tokens - given * layout.block_size)[group]
-            for group, given in enumerate(public)
+            group.state.peak(num_tokens - given * size, layout.chunk, size)
+            for group, given in zip(layout.groups, public, strict=True)
         )

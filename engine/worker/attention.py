@@ -37,7 +37,7 @@ class PagedAttention:
         self._kernels: Kernels = cache.kernels
         self._context = context
         self._group = group
-        self._window = layer.window
+        self._window = layer.state.window
         self._keys, self._values = cache.layer(layer)
 
     def __call__(

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from loraplex.engine.kv.format import KVFormat
 from loraplex.engine.kv.groups import KVGroup, KVLayer, group_size
+from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.step import BlockCopy
 from loraplex.kernels.dispatch import NAIVE
 from loraplex.kernels.kernel_set import Kernels
@@ -54,12 +56,19 @@ class BlockStorage:
             self._kernels.scatter_blocks(row, ids, part)
 
 
-def elements_per_block(layers: list[KVLayer], groups: list[KVGroup], block_size: int) -> list[int]:
+def kv_format_of(dtype: torch.dtype) -> KVFormat:
+    """The format that keeps keys and values as the model computes them."""
+    return KVFormat(str(dtype).removeprefix("torch."), dtype.itemsize)
+
+
+def numbers_per_block(
+    layers: list[KVLayer], groups: list[KVGroup], block_size: int, kv_format: KVFormat
+) -> list[int]:
     """Numbers that a block takes in each storage; storage j serves each group's j-th layer."""
     by_index = {layer.index: layer for layer in layers}
     return [
         max(
-            by_index[group.layers[j]].elements(block_size)
+            kv_format.numbers(by_index[group.layers[j]], block_size)
             for group in groups
             if j < len(group.layers)
         )
@@ -68,22 +77,25 @@ def elements_per_block(layers: list[KVLayer], groups: list[KVGroup], block_size:
 
 
 class KVCache:
-    """One storage [num_blocks, elements] per place in a group; layers see it through views."""
+    """One storage [num_blocks, numbers] per place in a group; layers see it through views."""
 
     def __init__(
         self,
         layers: list[KVLayer],
-        groups: list[KVGroup],
+        layout: KVLayout,
+        kv_format: KVFormat,
         num_blocks: int,
-        block_size: int,
-        options: dict[str, torch.dtype | torch.device],
+        device: torch.device,
         kernels: Kernels = NAIVE,
     ) -> None:
+        groups, size = layout.groups, layout.block_size
         self.kernels = kernels  # which all that reads and writes here uses
-        self._block_size = block_size
+        self.format = kv_format
+        self._block_size = size
+        dtype: torch.dtype = getattr(torch, kv_format.number)
         rows = [
-            kernels.empty(num_blocks, elements, **options)
-            for elements in elements_per_block(layers, groups, block_size)
+            kernels.empty(num_blocks, numbers, dtype=dtype, device=device)
+            for numbers in numbers_per_block(layers, groups, size, kv_format)
         ]
         self.storage = BlockStorage(rows, kernels)
         self._place = {index: j for group in groups for j, index in enumerate(group.layers)}
@@ -92,9 +104,10 @@ class KVCache:
         """The layer's keys [N, KVH, BS, Dk] and values [N, KVH, BS, Dv], as views."""
         storage = self.storage.rows[self._place[layer.index]]
         heads, size = layer.num_kv_heads, self._block_size
-        split = heads * size * layer.key_dim
+        split = self.format.key_numbers(layer, size)
+        end = self.format.numbers(layer, size)
         keys = storage[:, :split].view(-1, heads, size, layer.key_dim)
-        values = storage[:, split : layer.elements(size)].view(-1, heads, size, layer.value_dim)
+        values = storage[:, split:end].view(-1, heads, size, layer.value_dim)
         return keys, values
 
     def copy(self, copies: list[BlockCopy]) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from loraplex.adapters.manifest import MAX_RANK
 from loraplex.engine.errors import ConfigRefused
+from loraplex.engine.kv.format import KVFormat
 from loraplex.engine.kv.groups import KVGroup, KVLayer, blocks_at_peak
-from loraplex.engine.worker.kv_cache import elements_per_block
+from loraplex.engine.worker.kv_cache import numbers_per_block
 
 CPU_SHARE = 0.5  # of the memory that is free once the model is loaded
 CUDA_SHARE = 0.9
@@ -32,10 +33,10 @@ class KVMemory:
 
     @classmethod
     def of(
-        cls, layers: list[KVLayer], groups: list[KVGroup], block_size: int, dtype: torch.dtype
+        cls, layers: list[KVLayer], groups: list[KVGroup], block_size: int, kv_format: KVFormat
     ) -> "KVMemory":
-        elements = sum(elements_per_block(layers, groups, block_size))
-        return cls(groups, block_size, elements * dtype.itemsize)
+        numbers = sum(numbers_per_block(layers, groups, block_size, kv_format))
+        return cls(groups, block_size, numbers * kv_format.number_bytes)
 
     def blocks_at_peak(self, num_tokens: int, chunk: int) -> int:
         return blocks_at_peak(self.groups, self.block_size, num_tokens, chunk)

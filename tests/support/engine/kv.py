@@ -10,6 +10,7 @@ from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import BlockKeyScope
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import GenerateRequest
@@ -17,8 +18,12 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.text.detokenizer import Detokenizer
 
-FULL_AND_SLIDING = [KVGroup((0,), None), KVGroup((1,), 3), KVGroup((2,), 9)]
-FULL = [KVGroup((0,), None)]
+FULL_AND_SLIDING = [
+    KVGroup((0,), FullAttention()),
+    KVGroup((1,), SlidingWindow(3)),
+    KVGroup((2,), SlidingWindow(9)),
+]
+FULL = [KVGroup((0,), FullAttention())]
 TOKENIZER = word_tokenizer()
 MAX_MODEL_LEN = 128
 

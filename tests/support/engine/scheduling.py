@@ -12,6 +12,7 @@ from support.models.word_tokenizer import EOS
 
 from loraplex.engine.kv.block_pool import KVCacheBlock
 from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.protocol import (
     BasePromptRef,
     FinishReason,
@@ -35,7 +36,7 @@ from loraplex.engine.text.detokenizer import Detokenizer
 from loraplex.engine.text.token_text import TokenText
 from loraplex.engine.worker.sampler import Sampler
 
-GROUPS = [KVGroup((0,), None), KVGroup((1,), 6)]
+GROUPS = [KVGroup((0,), FullAttention()), KVGroup((1,), SlidingWindow(6))]
 
 
 @dataclass

@@ -37,7 +37,8 @@ class ShadowCache:
         table, end = self._kv.block_ids(sequence), sequence.num_computed_tokens
         for index, group in enumerate(self._kv.groups):
             marks = self._marks(sequence, index)
-            first = 0 if group.window is None else max(0, end - group.window + 1)
+            window = group.state.window
+            first = 0 if window is None else max(0, end - window + 1)
             for position in range(first, end):
                 block = int(table[index, position // size])
                 found = self._slots[block, position % size]

@@ -98,8 +98,8 @@ class ToyModel:
         self, reader: "_Reader", group: KVGroup, table: np.ndarray, position: int
     ) -> tuple[int, ...]:
         """The numbers before the position that the group's window shows."""
-        size = self._cells.shape[1]
-        at = np.arange(0 if group.window is None else max(0, position - group.window + 1), position)
+        size, window = self._cells.shape[1], group.state.window
+        at = np.arange(0 if window is None else max(0, position - window + 1), position)
         cells = self._cells[table[at // size], at % size]
         reader.check(group, at, cells & MAX_MARK)
         return tuple((cells >> MARK_BITS).tolist())

@@ -28,6 +28,7 @@ from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.protocol import (
     BasePromptRef,
     FailureCode,
@@ -297,7 +298,7 @@ def generate_like(request: GenerateRequest, prompt: list[int]) -> GenerateReques
 class SlidingFirstMachine(EngineMachine):
     """The layers with a window lie below, as in Gemma, so that these are shared by a frontier."""
 
-    setup = replace(TIGHT, groups=[KVGroup((1,), None), KVGroup((0,), 6)])
+    setup = replace(TIGHT, groups=[KVGroup((1,), FullAttention()), KVGroup((0,), SlidingWindow(6))])
 
 
 EngineMachine.TestCase.settings = settings(max_examples=32, stateful_step_count=25)

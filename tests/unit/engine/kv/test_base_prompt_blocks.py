@@ -6,13 +6,14 @@ from support.engine.kv import admit, compute, kv_manager, run_through, sequence_
 from loraplex.engine.kv.base_prompts import BasePrompt
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.layer_state import FullAttention
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.sequence import Sequence
 
 BLOCK = 4
 TOKENS = list(range(1, 18))
-TWO_LAYERS = [KVGroup((0,), None), KVGroup((1,), None)]
+TWO_LAYERS = [KVGroup((0,), FullAttention()), KVGroup((1,), FullAttention())]
 
 
 def add(kv: KVCacheManager, length: int, version: int = 1) -> BasePrompt:

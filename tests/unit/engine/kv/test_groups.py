@@ -13,11 +13,12 @@ from loraplex.engine.kv.groups import (
     group_layers,
     group_size,
 )
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow, attention_state
 
 
 def layers(windows: list[int | None]) -> list[KVLayer]:
     """One layer for each window."""
-    return [KVLayer(i, 2, 8, 8, window) for i, window in enumerate(windows)]
+    return [KVLayer(i, 2, 8, 8, attention_state(window)) for i, window in enumerate(windows)]
 
 
 def gemma_3(num_layers: int) -> list[KVLayer]:
@@ -55,7 +56,7 @@ def test_layers_group_by_window_full_attention_first(
 ) -> None:
     groups = group_layers(pattern)
 
-    assert [(group.window, len(group.layers)) for group in groups] == sizes_by_window
+    assert [(group.state.window, len(group.layers)) for group in groups] == sizes_by_window
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ windows = st.lists(st.sampled_from([None, 16, 512]), min_size=1, max_size=40)
 def test_every_layer_is_in_exactly_one_group_of_its_window(pattern: list[int | None]) -> None:
     groups = group_layers(layers(pattern))
 
-    placed = sorted((layer, group.window) for group in groups for layer in group.layers)
+    placed = sorted((layer, group.state.window) for group in groups for layer in group.layers)
     assert [layer for layer, _ in placed] == list(range(len(pattern)))
     assert [window for _, window in placed] == pattern
 
@@ -114,7 +115,7 @@ sizes = st.integers(1, 40)
 def test_no_sequence_holds_more_than_its_peak(
     window: int, block_size: int, num_tokens: int, chunk: int, smaller: int
 ) -> None:
-    groups = [KVGroup((0,), None), KVGroup((1,), window)]
+    groups = [KVGroup((0,), FullAttention()), KVGroup((1,), SlidingWindow(window))]
     peak = blocks_at_peak(groups, block_size, num_tokens, chunk)
 
     full = -(-num_tokens // block_size)
@@ -126,7 +127,7 @@ def test_no_sequence_holds_more_than_its_peak(
 def test_the_peak_of_a_long_sequence_is_reached_somewhere(
     window: int, block_size: int, chunk: int
 ) -> None:
-    peak = blocks_at_peak([KVGroup((0,), window)], block_size, 10_000, chunk)
+    peak = blocks_at_peak([KVGroup((0,), SlidingWindow(window))], block_size, 10_000, chunk)
 
     spans = [
         (first + chunk - 1) // block_size - (first - window + 1) // block_size + 1
@@ -136,8 +137,8 @@ def test_the_peak_of_a_long_sequence_is_reached_somewhere(
 
 
 def test_full_attention_holds_every_token() -> None:
-    assert blocks_at_peak([KVGroup((0,), None)], 16, 33, chunk=8) == 3
+    assert blocks_at_peak([KVGroup((0,), FullAttention())], 16, 33, chunk=8) == 3
 
 
 def test_a_short_sequence_never_fills_its_window() -> None:
-    assert blocks_at_peak([KVGroup((0,), 512)], 16, 33, chunk=1024) == 3
+    assert blocks_at_peak([KVGroup((0,), SlidingWindow(512))], 16, 33, chunk=1024) == 3

@@ -127,7 +127,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def nothing_is_held_behind_the_window(self, sequence: Sequence) -> None:
         table, start = self.kv.block_ids(sequence), sequence.num_computed_tokens
         for row, group in zip(table, self.kv.groups, strict=True):
-            window = group.window or start + 1
+            window = group.state.window or start + 1
             assert not row[: max(0, start - window + 1) // self.block_size].any()
         assert self.kv.num_held_blocks(sequence) == (table > 0).sum()
 

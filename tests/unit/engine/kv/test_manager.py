@@ -5,6 +5,7 @@ from support.engine.kv import FULL, FULL_AND_SLIDING, admit, compute, kv_manager
 from support.engine.shadow_cache import ShadowCache
 
 from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.layer_state import SlidingWindow
 
 BLOCK = 4
 
@@ -47,7 +48,7 @@ def test_freeing_twice_or_a_sequence_without_a_table_changes_nothing() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9])
 def test_blocks_behind_the_window_go_and_those_in_it_stay(window: int) -> None:
-    kv = kv_manager(20, BLOCK, [KVGroup((0,), window)])
+    kv = kv_manager(20, BLOCK, [KVGroup((0,), SlidingWindow(window))])
     sequence = sequence_of([1])
     admit(kv, sequence)
 

@@ -4,10 +4,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from support.engine.kv import admit, compute, kv_manager, run_through, sequence_of
+from support.engine.kv import FULL, admit, compute, kv_manager, run_through, sequence_of
 
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.kv.manager import KVCacheManager
 
 BLOCK = 4
@@ -182,7 +183,7 @@ def test_an_adapter_activated_elsewhere_in_a_block_is_not_found_behind_it(
     assert found == min(one, other) // BLOCK * BLOCK
 
 
-TWO_DEPTHS = [KVGroup((0,), None), KVGroup((1,), None)]
+TWO_DEPTHS = [KVGroup((0,), FullAttention()), KVGroup((1,), FullAttention())]
 
 
 def test_groups_below_an_adapters_frontier_share_what_is_computed_all_the_same() -> None:
@@ -209,7 +210,7 @@ def test_where_all_groups_are_below_the_frontier_nothing_is_computed_again() -> 
 
 
 def sliding(window: int, num_blocks: int = 30) -> KVCacheManager:
-    return kv_manager(num_blocks, BLOCK, [KVGroup((0,), None), KVGroup((1,), window)])
+    return kv_manager(num_blocks, BLOCK, [*FULL, KVGroup((1,), SlidingWindow(window))])
 
 
 @pytest.mark.parametrize(("window", "blocks_held"), [(1, 0), (2, 1), (5, 1), (6, 2), (9, 2)])

@@ -1,23 +1,27 @@
 """The memory behind block ids: each layer has its own place in a block."""
 
 import torch
-from support.engine.kv import admit, compute, kv_manager, sequence_of
+from support.engine.kv import MAX_MODEL_LEN, admit, compute, kv_manager, sequence_of
 
 from loraplex.engine.kv.groups import KVLayer, group_layers
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.step import BlockCopy
-from loraplex.engine.worker.kv_cache import KVCache, elements_per_block
+from loraplex.engine.worker.kv_cache import KVCache, kv_format_of, numbers_per_block
 
 LAYERS = [
-    KVLayer(0, 2, 8, 8, None),
-    KVLayer(1, 1, 8, 4, 16),
-    KVLayer(2, 2, 8, 8, None),
-    KVLayer(3, 1, 8, 4, 16),
+    KVLayer(0, 2, 8, 8, FullAttention()),
+    KVLayer(1, 1, 8, 4, SlidingWindow(16)),
+    KVLayer(2, 2, 8, 8, FullAttention()),
+    KVLayer(3, 1, 8, 4, SlidingWindow(16)),
 ]
 BLOCK, NUM_BLOCKS = 4, 6
+FLOAT32 = kv_format_of(torch.float32)
 
 
 def make_cache() -> KVCache:
-    return KVCache(LAYERS, group_layers(LAYERS), NUM_BLOCKS, BLOCK, {"dtype": torch.float32})
+    layout = KVLayout(group_layers(LAYERS), BLOCK, MAX_MODEL_LEN, chunk=MAX_MODEL_LEN)
+    return KVCache(LAYERS, layout, FLOAT32, NUM_BLOCKS, torch.device("cpu"))
 
 
 def test_layers_see_their_keys_and_values_in_shape() -> None:
@@ -28,7 +32,7 @@ def test_layers_see_their_keys_and_values_in_shape() -> None:
 
 
 def test_a_block_takes_room_for_the_largest_layer_in_each_place() -> None:
-    assert elements_per_block(LAYERS, group_layers(LAYERS), BLOCK) == [2 * 16 * BLOCK] * 2
+    assert numbers_per_block(LAYERS, group_layers(LAYERS), BLOCK, FLOAT32) == [2 * 16 * BLOCK] * 2
 
 
 def test_layers_of_one_group_do_not_overlap() -> None:

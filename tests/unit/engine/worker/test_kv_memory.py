@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 
 from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
+from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.worker.kv_cache import kv_format_of
 from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory, readable
 
-FULL = [KVGroup((0, 1), None)]
-MIXED = [KVGroup((0,), None), KVGroup((1,), 20), KVGroup((2,), 7)]
+FULL = [KVGroup((0, 1), FullAttention())]
+MIXED = [
+    KVGroup((0,), FullAttention()),
+    KVGroup((1,), SlidingWindow(20)),
+    KVGroup((2,), SlidingWindow(7)),
+]
 
 
 def memory_of(groups: list[KVGroup], block_size: int = 16) -> KVMemory:
@@ -21,18 +27,18 @@ def memory_of(groups: list[KVGroup], block_size: int = 16) -> KVMemory:
 
 @pytest.mark.parametrize(("heads", "bytes_per_token"), [(64, 2_621_440), (8, 327_680)])
 def test_llama_2_70b_costs_what_its_paper_says(heads: int, bytes_per_token: int) -> None:
-    layers = [KVLayer(i, heads, 128, 128, None) for i in range(80)]
+    layers = [KVLayer(i, heads, 128, 128, FullAttention()) for i in range(80)]
 
-    memory = KVMemory.of(layers, group_layers(layers), 16, torch.float16)
+    memory = KVMemory.of(layers, group_layers(layers), 16, kv_format_of(torch.float16))
 
     assert memory.bytes_per_block == 16 * bytes_per_token
     assert memory.blocks_at_peak(4096, 1024) * memory.bytes_per_block == 4096 * bytes_per_token
 
 
 def test_a_block_is_as_large_as_the_largest_layer_in_each_place() -> None:
-    layers = [KVLayer(0, 2, 8, 8, None), KVLayer(1, 1, 8, 4, 32)]
+    layers = [KVLayer(0, 2, 8, 8, FullAttention()), KVLayer(1, 1, 8, 4, SlidingWindow(32))]
 
-    memory = KVMemory.of(layers, group_layers(layers), 4, torch.float32)
+    memory = KVMemory.of(layers, group_layers(layers), 4, kv_format_of(torch.float32))
 
     assert memory.bytes_per_block == 2 * (8 + 8) * 4 * 4
 

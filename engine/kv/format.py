@@ -1,0 +1,36 @@
+"""KVFormat: how keys and values are written in a block."""
+
+from dataclasses import dataclass
+
+from loraplex.engine.kv.groups import KVLayer
+
+LAYOUT = "heads first, 1"  # to be raised with every change of where a number lies in a block
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """One format for all layers of an engine, which has one pool of equal blocks.
+
+    A layer's part of a block is [heads, block size, key dim] keys and behind them [heads, block
+    size, value dim] values. No number has a scale.
+    """
+
+    number: str  # as torch calls it: `bfloat16`
+    number_bytes: int
+
+    @property
+    def identity(self) -> str:
+        """Blocks of two formats are of use to each other only where this is equal."""
+        return f"{self.number}/{self.number}/no scales/{LAYOUT}"
+
+    def key_numbers(self, layer: KVLayer, num_tokens: int) -> int:
+        """Numbers that the keys of so many tokens take."""
+        return layer.num_kv_heads * layer.key_dim * num_tokens
+
+    def numbers(self, layer: KVLayer, num_tokens: int) -> int:
+        """Numbers that the keys and values of so many tokens take."""
+        return layer.num_kv_heads * (layer.key_dim + layer.value_dim) * num_tokens
+
+    def num_bytes(self, layer: KVLayer, num_tokens: int) -> int:
+        """Bytes that the keys and values of so many tokens take."""
+        return self.numbers(layer, num_tokens) * self.number_bytes
