@@ -18,7 +18,13 @@ from loraplex.adapters.frontier import frontier
 from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.injection import LoRASites
 from loraplex.adapters.loader import AdapterLoader
-from loraplex.adapters.manifest import MAX_RANK, Activation, AdapterManifest, AdapterRef
+from loraplex.adapters.manifest import (
+    MAX_RANK,
+    Activation,
+    AdapterLoad,
+    AdapterManifest,
+    AdapterRef,
+)
 from loraplex.adapters.pool import AdapterPool
 from loraplex.adapters.safetensors_file import MAX_HEADER_BYTES, open_safetensors
 from loraplex.adapters.store import AdapterStore, StoredAdapter
@@ -97,6 +103,8 @@ class LoRAManager:
         self._loader = AdapterLoader(self._cache)
         self._entries: dict[AdapterRef, _Entry] = {}
         self._references: dict[AdapterRef, int] = {}
+        self._loads: dict[int, str | None] = {}  # digests by slot, not yet taken by a step
+        self._placing: dict[str, LoRAWeights] = {}  # by digest, until they are in their slots
         self._lock = threading.Lock()  # guards _entries, which register shares with the engine
 
     def register(
@@ -184,6 +192,15 @@ class LoRAManager:
             frontiers.append(frontier(target.module for target in targets.values()))
         return frontiers
 
+    def is_ready(self, ref: AdapterRef) -> bool:
+        """Whether `acquire` needs no loading. Starts none.
+
+        Raises:
+            AdapterNotFound: it is not registered.
+        """
+        self._entry(ref)
+        return ref.digest in self._pool or ref.digest in self._cache
+
     def prepare(self, ref: AdapterRef) -> bool:
         """Whether `acquire` needs no loading; if it does, sees to it that a load is under way.
 
@@ -212,8 +229,8 @@ class LoRAManager:
         """Takes one reference on an adapter's slot, which does not move until all are released.
 
         Returns:
-            The slot; None where too many slots or bytes are in use, or `prepare` has not become
-            true.
+            The slot, whose content `take_loads` may still have to bring; None where too many slots
+            or bytes are in use, or `prepare` has not become true.
 
         Raises:
             AdapterNotFound: it is not registered.
@@ -227,11 +244,27 @@ class LoRAManager:
         if slot is None:
             return None
         for vacated in self._pool.take_vacated():
-            self._sites.clear(vacated)
+            self._loads.setdefault(vacated, None)
         if weights is not None:
-            self._sites.set(slot, weights)
+            self._placing[ref.digest] = weights
+            self._loads[slot] = ref.digest
         self._references[ref] = self._references.get(ref, 0) + 1
         return slot
+
+    def take_loads(self) -> list[AdapterLoad]:
+        """What `acquire` has decided since the last call: each must be given to `place`, in order,
+        before the next forward pass. What leaves comes first, so that there is room."""
+        loads, self._loads = self._loads, {}
+        self._placing = {digest: self._placing[digest] for digest in loads.values() if digest}
+        by_slot = sorted(loads.items(), key=lambda load: load[1] is not None)
+        return [AdapterLoad(slot, digest) for slot, digest in by_slot]
+
+    def place(self, load: AdapterLoad) -> None:
+        """Puts an adapter into its slot, or empties the slot, in the order of the device's work."""
+        if load.digest is None:
+            self._sites.clear(load.slot)
+        else:
+            self._sites.set(load.slot, self._placing.pop(load.digest))
 
     def release(self, ref: AdapterRef) -> None:
         """Gives one reference back.

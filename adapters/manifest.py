@@ -39,6 +39,13 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     digest: str  # SHA-256 over the config that matters and the weights
 
 
+class AdapterLoad(msgspec.Struct, frozen=True):
+    """What a device slot is to hold from the next step on."""
+
+    slot: int
+    digest: str | None  # of the adapter's content; None: nothing
+
+
 class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a PEFT `adapter_config.json` says, as far as it decides the output.
 

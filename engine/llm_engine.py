@@ -23,6 +23,7 @@ from loraplex.engine.protocol import (
     FailureCode,
     GenerateRequest,
     GetBlockMap,
+    PositionLogprobs,
     PublishBasePrompt,
     RegisterAdapter,
     RequestFailed,
@@ -36,9 +37,11 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.scheduling.resumption import resume
-from loraplex.engine.scheduling.scheduler import SequenceUpdate
+from loraplex.engine.scheduling.scheduler import SchedulerOutput, SequenceUpdate
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.step import StepOutput
 from loraplex.engine.text.detokenizer import Detokenizer
+from loraplex.engine.text.token_text import TokenText
 
 NO_MEMORY = "There is no memory left that this request could ever have."
 
@@ -49,16 +52,9 @@ class LLMEngine:
     A step is three calls: schedule, execute, update.
     """
 
-    def __init__(
-        self, config: EngineConfig, on_progress: Callable[[StartProgress], None] | None = None
-    ) -> None:
-        """Loads the model and allocates the KV cache.
-
-        Raises:
-            StartRefused: when the model or the settings cannot be served.
-        """
-        parts = assemble(config, on_progress or (lambda progress: None))
+    def __init__(self, config: EngineConfig, parts: EngineParts) -> None:
         self._parts = parts
+        self._token_text = TokenText(parts.tokenizer)
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._seeds = RequestSeeds(config.seed)
@@ -69,6 +65,17 @@ class LLMEngine:
         self._base_prompts = BasePromptDesk(
             parts.scheduler, parts.tokenizer, self.info.max_model_len, self.info.vocab_size
         )
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig, on_progress: Callable[[StartProgress], None] | None = None
+    ) -> "LLMEngine":
+        """Loads the model and allocates the KV cache.
+
+        Raises:
+            StartRefused: when the model or the settings cannot be served.
+        """
+        return cls(config, assemble(config, on_progress or (lambda progress: None)))
 
     @property
     def has_work(self) -> bool:
@@ -130,15 +137,19 @@ class LLMEngine:
         output = self._scheduler.schedule()
         failed += self._fail_impossible(output.impossible)
         start = time.perf_counter()
-        result = self._runner.execute(output, self._scheduler.kv)
+        result = self._runner.execute(output.step)
         seconds = time.perf_counter() - start
         self._parts.recompute.note(output.num_tokens, len(output.scheduled), seconds)
         updates = self._scheduler.update(output, result)
         self._metrics.count(output, updates, self._scheduler.kv)
         self._base_prompts.count(updates)
+        events: list[Event] = [
+            *failed,
+            *map(self._event, updates),
+            *self._fail_rows(output, result),
+        ]
         in_use = self._scheduler.adapters_in_use
-        outcomes = [*self._adapters.outcomes(in_use), *self._base_prompts.outcomes()]
-        return [*failed, *map(self._event, updates), *outcomes]
+        return [*events, *self._adapters.outcomes(in_use), *self._base_prompts.outcomes()]
 
     def register_adapter(self, command: RegisterAdapter) -> None:
         """Reads and checks an adapter on another thread; the outcome comes out of `step`."""
@@ -281,6 +292,19 @@ class LLMEngine:
                 failed.append(RequestFailed(request_id=request_id, code=code, message=str(reason)))
         return failed
 
+    def _fail_rows(self, output: SchedulerOutput, result: StepOutput) -> list[RequestFailed]:
+        """Ends the requests from whose logits nothing could be chosen; only these."""
+        failed: list[RequestFailed] = []
+        for item in output.scheduled:
+            reason = result.failed.get(item.sequence.seq_id)
+            if reason is not None:
+                request_id = item.sequence.request_id
+                self._scheduler.abort(request_id)
+                failed.append(
+                    RequestFailed(request_id=request_id, code=FailureCode.INTERNAL, message=reason)
+                )
+        return failed
+
     def _event(self, update: SequenceUpdate) -> TokenEvent:
         sequence = update.sequence
         first = sequence.index == 0 and update.position == 0
@@ -289,13 +313,19 @@ class LLMEngine:
             index=sequence.index,
             token_ids=[update.token_id],
             text=update.text,
-            logprobs=[update.logprobs] if update.logprobs is not None else None,
-            prompt_logprobs=sequence.prompt_logprobs if first else None,
+            logprobs=[self._token_text.with_text(update.logprobs)] if update.logprobs else None,
+            prompt_logprobs=self._prompt_logprobs(sequence) if first else None,
             cached_tokens=None if update.position else sequence.num_cached_tokens,
             finish_reason=update.finish_reason,
             stop_reason=sequence.stop_reason if update.finish_reason else None,
             usage=_usage(sequence) if update.finish_reason else None,
         )
+
+    def _prompt_logprobs(self, sequence: Sequence) -> list[PositionLogprobs | None] | None:
+        found = sequence.prompt_logprobs
+        if found is None:
+            return None
+        return [None if at is None else self._token_text.with_text(at) for at in found]
 
 
 def _invalid(message: str, param: str) -> RequestRejected:

@@ -9,9 +9,9 @@ from loraplex.engine.protocol import (
     BasePromptRef,
     FinishReason,
     GenerateRequest,
-    PositionLogprobs,
 )
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.step import Logprobs
 from loraplex.engine.text.detokenizer import Detokenizer
 
 _ids = count()
@@ -33,6 +33,13 @@ class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class Output(Enum):
+    """What a sequence is computed for."""
+
+    GENERATE = "generate"  # tokens
+    KEEP = "keep"  # its KV blocks, as a base prompt; nothing is sampled from it
 
 
 class Sequence:
@@ -67,7 +74,7 @@ class Sequence:
         self.adapter_start = adapter_start
         self.frontier = frontier
         self.base_prompt: BasePromptRef | None = None  # that its tokens begin with
-        self.is_base_prompt = False  # computed once and kept; nothing is sampled from it
+        self.output = Output.GENERATE
         self.priority = request.priority
         self.arrival = self.seq_id
         self.sampling: SamplingParams = request.sampling
@@ -83,7 +90,7 @@ class Sequence:
         self.added_at = 0.0  # on the metering's clock; set by the scheduler
         self.block_keys = BlockKeys()  # of its full blocks; kept by the KV manager
         self.adapter_slot = -1  # set by the scheduler while it runs
-        self.prompt_logprobs: list[PositionLogprobs | None] | None = None  # [0] stays None
+        self.prompt_logprobs: list[Logprobs | None] | None = None  # [0] stays None
         if request.sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * self.num_prompt_tokens
         self.finish_reason: FinishReason | None = None
@@ -117,6 +124,10 @@ class Sequence:
     def rank(self) -> tuple[int, int]:
         """Its place among its tenant's: by priority, lower first, then first come, first served."""
         return self.priority, self.arrival
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens]
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -249,7 +249,7 @@ def main() -> int:
         progress(StartProgress("Loading libraries", 0, 1))
         from loraplex.engine.llm_engine import LLMEngine  # noqa: PLC0415 - seconds of torch
 
-        return LLMEngine(config, progress)
+        return LLMEngine.load(config, progress)
 
     return serve(address, make_engine, int(sys.argv[3]))
 

@@ -44,7 +44,7 @@ def main() -> None:
 def _scores(quantization: str) -> dict[str, dict[str, float]]:
     tokenizer = Tokenizer.from_folder(default_folder())
     with tempfile.TemporaryDirectory() as store:
-        engine = LLMEngine(
+        engine = LLMEngine.load(
             EngineConfig(
                 model=str(default_folder()),
                 adapter_store=store,

@@ -30,7 +30,7 @@ class Ours:
     def __init__(
         self, folder: Path, size: Size, adapters: Sequence[Path], rows: int, machine: Machine
     ) -> None:
-        self.engine = LLMEngine(
+        self.engine = LLMEngine.load(
             EngineConfig(
                 model=str(folder),
                 adapter_store=str(folder.parent / "store"),

@@ -48,7 +48,7 @@ def open_engine(options: argparse.Namespace, **settings: Any) -> Iterator[LLMEng
             num_threads=options.threads,
             **settings,
         )
-        engine = LLMEngine(config)
+        engine = LLMEngine.load(config)
         try:
             while engine.prepare():
                 pass  # what a server would do while nobody asks for anything

@@ -34,7 +34,6 @@ from loraplex.engine.scheduling.fair_share import FairPolicy
 from loraplex.engine.scheduling.policy import FCFSPolicy
 from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.scheduling.stop_checker import StopChecker
-from loraplex.engine.text.token_text import TokenText
 from loraplex.engine.worker.attention import AttentionContext, install_attention
 from loraplex.engine.worker.forward import Forward
 from loraplex.engine.worker.kv_cache import KVCache, kv_format_of
@@ -99,8 +98,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     forward = Forward(loaded, attention, context)
     recorded = _recorded_steps(config, forward, kv, kernels)
     transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
-    sampler = Sampler(stops, TokenText(tokenizer), kernels)
-    runner = ModelRunner(forward, cache, sampler, recorded, transfers)
+    runner = ModelRunner(forward, cache, Sampler(kernels), lora, recorded, transfers)
     return EngineParts(
         loaded=loaded,
         tokenizer=tokenizer,

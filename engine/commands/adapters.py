@@ -76,7 +76,7 @@ class AdapterDesk:
         ]
 
     def is_loaded(self, ref: AdapterRef | None) -> bool:
-        return ref is None or self._lora.prepare(ref)
+        return ref is None or self._lora.is_ready(ref)
 
     def load_error(self, ref: AdapterRef | None) -> AdapterError | None:
         return None if ref is None else self._lora.load_error(ref)

@@ -24,7 +24,7 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.scheduler import Scheduler, SequenceUpdate
-from loraplex.engine.sequence import Sequence
+from loraplex.engine.sequence import Output, Sequence
 from loraplex.engine.text.detokenizer import Detokenizer
 
 FIRST_OF_ALL = -(2**31)  # a priority
@@ -226,7 +226,7 @@ class BasePromptDesk:
         )
         detokenizer = Detokenizer(self._tokenizer, [])
         sequence = Sequence(request, detokenizer, seed=0, max_len=self._max_len)
-        sequence.is_base_prompt = True
+        sequence.output = Output.KEEP
         return sequence
 
     def _refuse_impossible(self, token_ids: list[int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterLoad, AdapterRef
 from loraplex.engine.sequence import Sequence
 
 
@@ -23,6 +23,9 @@ class AdapterSlots(Protocol):
         """A slot that holds the adapter until `release`, or None while there is none."""
 
     def release(self, ref: AdapterRef) -> None: ...
+
+    def take_loads(self) -> list[AdapterLoad]:
+        """What has come into slots or left them since the last call; the step does it first."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,10 @@ class AdapterGate:
         if self._draining is not None and self._draining.waiting == ref.digest:
             self._draining = None
         return True
+
+    def take_loads(self) -> tuple[AdapterLoad, ...]:
+        """What the next step must place before it computes; the caller sees to it, once."""
+        return tuple(self._slots.take_loads())
 
     def share(self, parent: Sequence, child: Sequence) -> None:
         """Makes a forked sequence a holder of its parent's slot."""

@@ -1,54 +1,42 @@
 """Scheduler: what runs in this step, and what its result means for each sequence."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.kv.admission_plan import AdmissionPlan
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.protocol import FinishReason, PositionLogprobs
+from loraplex.engine.protocol import FinishReason
 from loraplex.engine.scheduling.adapter_slots import AdapterGate
 from loraplex.engine.scheduling.admission import Admission, Door, Turn
 from loraplex.engine.scheduling.policy import SchedulingPolicy
 from loraplex.engine.scheduling.preemption import choose_borrower, choose_victim
 from loraplex.engine.scheduling.promises import Promises
 from loraplex.engine.scheduling.queues import WaitingQueue
+from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten, logits_rows
 from loraplex.engine.scheduling.step_plan import StepPlan
 from loraplex.engine.scheduling.stop_checker import StopChecker
-from loraplex.engine.sequence import Sequence, SequenceStatus
-from loraplex.engine.step import NO_MOVES, BlockCopy, BlockMoves
+from loraplex.engine.sequence import Output, Sequence, SequenceStatus
+from loraplex.engine.step import Logprobs, SampledToken, StepInput, StepOutput
 
 
-@dataclass(frozen=True)
-class ScheduledSequence:
-    sequence: Sequence
-    num_tokens: int  # to compute in this step
-    num_samples: int  # next tokens to sample: 0 while its end is not reached; n on a fork
+class Drafter(Protocol):
+    """Guesses what sequences will say next, so that one step can check several tokens."""
+
+    def propose(self, sequence: Sequence) -> tuple[int, ...]:
+        """Token ids that may follow the sequence's last one; wrong ones cost time only."""
 
 
 @dataclass(frozen=True)
 class SchedulerOutput:
     scheduled: list[ScheduledSequence]
-    copies: list[BlockCopy]  # to be made before anything is written
+    step: StepInput
     num_preempted: int = 0
     impossible: list[Sequence] = field(default_factory=list)  # waiting, and can never begin
-    moves: BlockMoves = NO_MOVES  # between tiers; to be made before the copies
 
     @property
     def num_tokens(self) -> int:
         return sum(item.num_tokens for item in self.scheduled)
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    token_id: int
-    logprobs: PositionLogprobs | None = None
-
-
-@dataclass(frozen=True)
-class ModelRunnerOutput:
-    samples: dict[int, list[SampledToken]] = field(default_factory=dict)  # by sequence id
-    prompt_logprobs: dict[int, dict[int, PositionLogprobs]] = field(default_factory=dict)
-    # by sequence id, then by position in the prompt
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class SequenceUpdate:
     token_id: int
     position: int  # among the output tokens; 0 is the first
     text: str
-    logprobs: PositionLogprobs | None
+    logprobs: Logprobs | None
     finish_reason: FinishReason | None
 
 
@@ -68,6 +56,7 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_logits_rows: int  # prompt positions of one step whose logits are wanted
+    max_drafts: int = 64  # of one step
 
 
 class Scheduler:
@@ -86,12 +75,15 @@ class Scheduler:
         policy: SchedulingPolicy,
         limits: SchedulerLimits,
         stops: StopChecker,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: None: one token of a sequence comes out of a step."""
         self.kv = kv
         self.gate = gate
         self.policy = policy
         self.limits = limits
         self.stops = stops
+        self.drafter = drafter
         self.admission = Admission(kv)
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
@@ -110,32 +102,38 @@ class Scheduler:
         limits = self.limits
         num_preempted = self._claw_back()
         rows = limits.max_num_seqs - sum(s.num_rows for s in self.running)
-        plan = StepPlan(limits.max_num_batched_tokens, limits.max_logits_rows, rows)
+        plan = StepPlan(
+            limits.max_num_batched_tokens, limits.max_logits_rows, rows, limits.max_drafts
+        )
         num_preempted += self._keep_running(plan)
         budgets = self.kv.pool.budgets
         is_short = num_preempted > 0
         door = Door(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
         self._hand_out(plan, door)
-        scheduled = [self._scheduled(*granted) for granted in plan.granted.items()]
-        moves = self.kv.tiers.take_moves()
-        return SchedulerOutput(
-            scheduled, self.kv.take_copies(), num_preempted, door.impossible, moves
-        )
+        scheduled = [
+            self._with_drafts(plan, self._scheduled(*granted)) for granted in plan.granted.items()
+        ]
+        return SchedulerOutput(scheduled, self._input(scheduled), num_preempted, door.impossible)
 
-    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[SequenceUpdate]:
-        """Takes a step's result in: appends tokens, forks, checks stops, frees the finished."""
+    def update(self, output: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
+        """Takes a step's result in: appends tokens, forks, checks stops, frees the finished.
+
+        Sequences that failed in the step are left as they were; `abort` ends them.
+        """
         updates: list[SequenceUpdate] = []
         for item in output.scheduled:
             sequence = item.sequence
+            if sequence.seq_id in result.failed:
+                continue
             sequence.num_computed_tokens += item.num_tokens
             self.kv.remember_computed(sequence)
             self._store_prompt_logprobs(sequence, result)
-            if sequence.is_base_prompt and sequence.num_uncomputed_tokens == 0:
+            if sequence.output is Output.KEEP and sequence.num_uncomputed_tokens == 0:
                 self._keep(sequence)
             samples = result.samples.get(sequence.seq_id, [])
             choices = [sequence, *self._fork(sequence, len(samples))]
-            for choice, sample in zip(choices, samples, strict=False):
-                updates.append(self._append(choice, sample))
+            for choice, tokens in zip(choices, samples, strict=False):
+                updates += self._append(choice, tokens)
         return updates
 
     def abort(self, request_id: str) -> None:
@@ -251,9 +249,9 @@ class Scheduler:
         the blocks that they fill."""
         more = plan.grant(sequence, num_tokens)
         plan.coming.update(full)
-        num_samples = self._scheduled(sequence, num_tokens).num_samples
-        is_output = num_samples > 0 and sequence.num_output_tokens > 0
-        self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_samples)
+        num_choices = self._scheduled(sequence, num_tokens).num_choices
+        is_output = num_choices > 0 and sequence.num_output_tokens > 0
+        self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_choices)
 
     def _waits_for_nobody(self, sequence: Sequence, turn: Turn, door: Door) -> bool:
         """Whether a sequence was turned away though nobody runs whose end would make room."""
@@ -266,8 +264,33 @@ class Scheduler:
 
     def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens
-        is_sampled = reaches_end and not sequence.is_base_prompt
+        is_sampled = reaches_end and sequence.output is Output.GENERATE
         return ScheduledSequence(sequence, num_tokens, sequence.num_rows if is_sampled else 0)
+
+    def _with_drafts(self, plan: StepPlan, item: ScheduledSequence) -> ScheduledSequence:
+        """Adds guesses out of what the step has left, where there are blocks for them."""
+        sequence = item.sequence
+        if self.drafter is None or item.num_choices != 1 or sequence.num_output_tokens == 0:
+            return item
+        room = sequence.max_num_tokens - sequence.num_tokens - 1  # beside the token of row 0
+        most = max(0, min(room, plan.num_tokens, plan.num_drafts))
+        drafts = self.drafter.propose(sequence)[:most]
+        if not drafts or not self.kv.allocate_slots(sequence, item.num_tokens + len(drafts)):
+            return item
+        plan.num_tokens -= len(drafts)
+        plan.num_drafts -= len(drafts)
+        self.policy.ledger.charge(sequence.tenant, prefill=len(drafts))
+        return replace(item, drafts=drafts)
+
+    def _input(self, scheduled: list[ScheduledSequence]) -> StepInput:
+        return StepInput(
+            adapter_loads=self.gate.take_loads(),
+            moves=self.kv.tiers.take_moves(),
+            copies=tuple(self.kv.take_copies()),
+            seq_ids=tuple(item.sequence.seq_id for item in scheduled),
+            tokens=flatten(scheduled, self.kv),
+            rows=logits_rows(scheduled, self.stops),
+        )
 
     def _fork(self, parent: Sequence, num_choices: int) -> list[Sequence]:
         children = [parent.fork(index) for index in range(1, num_choices)]
@@ -277,18 +300,32 @@ class Scheduler:
             self.running.append(child)
         return children
 
-    def _append(self, sequence: Sequence, sample: SampledToken) -> SequenceUpdate:
-        sequence.token_ids.append(sample.token_id)
-        text = self.stops.check(sequence)
+    def _append(self, sequence: Sequence, tokens: list[SampledToken]) -> list[SequenceUpdate]:
+        """Appends tokens up to one that ends the sequence; of all but the last one, keys and values
+        were computed as drafts."""
+        updates: list[SequenceUpdate] = []
+        for token in tokens:
+            sequence.token_ids.append(token.token_id)
+            updates.append(self._update(sequence, token))
+            if sequence.finish_reason is not None:
+                break
+        if len(updates) > 1:
+            sequence.num_computed_tokens += len(updates) - 1
+            self.kv.remember_computed(sequence)
         if sequence.finish_reason is not None:
             self._end(sequence)
             sequence.status = SequenceStatus.FINISHED
+        return updates
+
+    def _update(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
+        """What the sequence's last token means for it."""
+        text = self.stops.check(sequence)
         return SequenceUpdate(
             sequence=sequence,
-            token_id=sample.token_id,
+            token_id=token.token_id,
             position=sequence.num_output_tokens - 1,
             text=text,
-            logprobs=sample.logprobs,
+            logprobs=token.logprobs,
             finish_reason=sequence.finish_reason,
         )
 
@@ -316,7 +353,7 @@ class Scheduler:
         queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running
         queue.remove(sequence)
 
-    def _store_prompt_logprobs(self, sequence: Sequence, result: ModelRunnerOutput) -> None:
+    def _store_prompt_logprobs(self, sequence: Sequence, result: StepOutput) -> None:
         if sequence.prompt_logprobs is not None:
             for position, logprobs in result.prompt_logprobs.get(sequence.seq_id, {}).items():
                 sequence.prompt_logprobs[position] = logprobs

@@ -9,13 +9,17 @@ class StepPlan:
     Attributes:
         num_tokens: that are still to be had.
         num_rows: sequences, forks counted, that may still begin.
+        num_drafts: that may still be added.
         granted: tokens per sequence, in the order in which they were granted.
         coming: keys of the blocks that become full in this step.
     """
 
-    def __init__(self, num_tokens: int, num_logits_rows: int, num_rows: int) -> None:
+    def __init__(
+        self, num_tokens: int, num_logits_rows: int, num_rows: int, num_drafts: int = 0
+    ) -> None:
         self.num_tokens = num_tokens
         self.num_rows = num_rows
+        self.num_drafts = num_drafts
         self.granted: dict[Sequence, int] = {}
         self.coming: set[bytes] = set()
         self._num_logits_rows = num_logits_rows

@@ -4,6 +4,9 @@ import re
 
 from tokenizers import Tokenizer
 
+from loraplex.engine.protocol import PositionLogprobs, TokenLogprob
+from loraplex.engine.step import Logprobs
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -27,6 +30,15 @@ class TokenText:
         if token_id not in self._known:
             self._known[token_id] = self._describe(token_id)
         return self._known[token_id]
+
+    def with_text(self, logprobs: Logprobs) -> PositionLogprobs:
+        """Log-probabilities as callers see them."""
+        own = self._entry(logprobs.token_id, logprobs.logprob, logprobs.rank)
+        top = [self._entry(*pair, rank) for rank, pair in enumerate(logprobs.top, start=1)]
+        return PositionLogprobs(own, top)
+
+    def _entry(self, token_id: int, logprob: float, rank: int) -> TokenLogprob:
+        return TokenLogprob(token_id, logprob, *self.describe(token_id), rank)
 
     def _describe(self, token_id: int) -> tuple[str, list[int]]:
         piece = self._tokenizer.id_to_token(token_id)

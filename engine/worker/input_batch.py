@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loraplex.engine.step import FlatStep
 from loraplex.engine.worker.attention import AttentionBatch
-from loraplex.engine.worker.flat_step import FlatStep
 from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.lora.batch import LoRABatch
 

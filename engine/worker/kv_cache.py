@@ -110,7 +110,7 @@ class KVCache:
         values = storage[:, split:end].view(-1, heads, size, layer.value_dim)
         return keys, values
 
-    def copy(self, copies: list[BlockCopy]) -> None:
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
         if not copies:
             return
         device = self.storage.rows[0].device

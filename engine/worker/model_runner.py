@@ -1,14 +1,13 @@
-"""ModelRunner: one step on the device, from what is scheduled to what is sampled."""
+"""ModelRunner: one step on the device, from its input to what is sampled."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.adapters.manifest import AdapterLoad
 from loraplex.engine.kv.tiers import Transfers
-from loraplex.engine.scheduling.scheduler import ModelRunnerOutput, SchedulerOutput
-from loraplex.engine.worker.flat_step import FlatStep, flatten, logits_rows
+from loraplex.engine.step import FlatStep, StepInput, StepOutput
 from loraplex.engine.worker.forward import Forward
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.kv_cache import KVCache
@@ -29,6 +28,13 @@ class RecordedSteps(Protocol):
         """
 
 
+class AdapterPlacer(Protocol):
+    """Puts adapters into device slots."""
+
+    def place(self, load: AdapterLoad) -> None:
+        """Fills or empties a slot, in the order of the device's work."""
+
+
 class ModelRunner:
     """Computes what the scheduler chose, by replay where that can be."""
 
@@ -37,13 +43,19 @@ class ModelRunner:
         forward: Forward,
         cache: KVCache,
         sampler: Sampler,
-        recorded: RecordedSteps | None,
+        adapters: AdapterPlacer,
+        recorded: RecordedSteps | None = None,
         transfers: Transfers | None = None,
     ) -> None:
-        """`transfers` moves blocks between tiers; None: there is one tier."""
+        """
+        Args:
+            recorded: None: every step runs the model's own code.
+            transfers: moves blocks between tiers; None: there is one tier.
+        """
         self._forward = forward
         self._cache = cache
         self._sampler = sampler
+        self._adapters = adapters
         self._recorded = recorded
         self._transfers = transfers
 
@@ -52,15 +64,17 @@ class ModelRunner:
         return self._recorded is not None and self._recorded.prepare()
 
     @torch.inference_mode()
-    def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
-        """Swaps, copies shared blocks that are about to be written, computes, samples."""
+    def execute(self, step: StepInput) -> StepOutput:
+        """Places adapters, swaps, copies shared blocks that are about to be written, computes,
+        samples."""
+        for load in step.adapter_loads:
+            self._adapters.place(load)
         if self._transfers is not None:
-            self._transfers.move(output.moves)
-        self._cache.copy(output.copies)
-        if not output.scheduled:
-            return ModelRunnerOutput()
-        step = flatten(output.scheduled, kv)
-        logits = self._recorded.run(step) if self._recorded else None
+            self._transfers.move(step.moves)
+        self._cache.copy(step.copies)
+        if not step.seq_ids:
+            return StepOutput()
+        logits = self._recorded.run(step.tokens) if self._recorded else None
         if logits is None:
-            logits = self._forward(InputBatch.of(step, self._forward.device))
-        return self._sampler.sample(logits, logits_rows(output.scheduled))
+            logits = self._forward(InputBatch.of(step.tokens, self._forward.device))
+        return self._sampler.sample(logits, step.rows)

@@ -1,150 +1,224 @@
 """Sampler: logits into tokens, the same for a sequence whatever runs beside it.
 
 A sequence's randomness is a number computed from (seed, choice, position), not the state of a
-generator: so batching, preemption and restarts cannot change what is drawn.
+generator: so batching, preemption, drafts and restarts cannot change what is drawn.
 """
 
 import hashlib
+import math
 import struct
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex.engine.protocol import PositionLogprobs, TokenLogprob
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.scheduler import ModelRunnerOutput, SampledToken
-from loraplex.engine.scheduling.stop_checker import StopChecker
-from loraplex.engine.sequence import Sequence
-from loraplex.engine.text.token_text import TokenText
-from loraplex.engine.worker.flat_step import LogitsRow
+from loraplex.engine.step import (
+    LogitsRows,
+    Logprobs,
+    PromptRow,
+    RowSampling,
+    SampledToken,
+    StepOutput,
+)
 from loraplex.kernels.dispatch import NAIVE
 from loraplex.kernels.draw.settings import DrawSettings
 from loraplex.kernels.kernel_set import Kernels
 
 _LARGEST = 1e30
 _LEAST_LOGPROB = -9999.0
+NOT_FINITE = "The model's output for this request is not finite."
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """One row of logits to choose from."""
+
+    index: int  # among the step's rows
+    of: RowSampling
+    num_before: int  # drafts that are taken for output
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.of.params
+
+    @property
+    def position(self) -> int:
+        return self.of.position + self.num_before
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        return self.of.output_token_ids + self.of.drafts[: self.num_before]
+
+    @property
+    def is_too_early_to_end(self) -> bool:
+        return self.position < self.params.min_tokens
+
+    @property
+    def changes_logits(self) -> bool:
+        params = self.params
+        is_changed = bool(params.logit_bias) or params.has_penalties or self.of.masks is not None
+        return is_changed or self.is_too_early_to_end
 
 
 class Sampler:
-    def __init__(self, stops: StopChecker, token_text: TokenText, kernels: Kernels = NAIVE) -> None:
-        self._stops = stops
-        self._token_text = token_text
+    def __init__(self, kernels: Kernels = NAIVE) -> None:
         self._kernels = kernels
 
-    def sample(self, logits: Tensor, rows: list[LogitsRow]) -> ModelRunnerOutput:
-        """Chooses tokens and reads logprobs.
+    def sample(self, logits: Tensor, rows: Sequence[LogitsRows]) -> StepOutput:
+        """Chooses tokens and reads log-probabilities.
+
+        A row from which nothing can be chosen fails its sequence, and no other.
 
         Args:
             logits: [R, V], any float dtype; the model's own.
-            rows: what each of the R rows is for.
+            rows: what the R rows are for, one after another.
         """
-        result = ModelRunnerOutput()
-        chosen = self._choose_all(logits, rows)
-        for index, row in enumerate(rows):
-            if row.prompt_position >= 0:
-                self._prompt_logprobs(logits[index], row, result)
-                continue
-            num_logprobs = row.sequence.sampling.logprobs
-            result.samples[row.sequence.seq_id] = [
-                SampledToken(token, self._logprobs(logits[index], token, num_logprobs))
-                for token in chosen[index]
-            ]
+        result = StepOutput()
+        groups: list[list[_Row]] = []  # by sequence that wants tokens
+        first = 0
+        for row in rows:
+            if isinstance(row, PromptRow):
+                found = _logprobs(logits[first], row.token_id, row.num_top)
+                result.prompt_logprobs.setdefault(row.seq_id, {})[row.position] = found
+            else:
+                groups.append([_Row(first + i, row, i) for i in range(row.num_rows)])
+            first += row.num_rows
+        chosen = self._choose_all(logits, [row for group in groups for row in group])
+        for group in groups:
+            seq_id = group[0].of.seq_id
+            if group[0].index in chosen:
+                result.samples[seq_id] = _samples(logits, group, chosen)
+            else:
+                result.failed[seq_id] = NOT_FINITE
         return result
 
-    def _choose_all(self, logits: Tensor, rows: list[LogitsRow]) -> dict[int, list[int]]:
-        """-> by index of the row, a token for each of its samples."""
-        sampled = {i: row for i, row in enumerate(rows) if row.prompt_position < 0}
-        changed = [i for i, row in sampled.items() if _changes_logits(row.sequence)]
-        plain = sampled.keys() - changed
-        chosen = self._choose(logits, {i: sampled[i] for i in sorted(plain)})
+    def _choose_all(self, logits: Tensor, rows: list[_Row]) -> dict[int, list[int]]:
+        """-> by index of the row, a token for each of its choices; none where none is possible."""
+        chosen = self._choose(logits, {row.index: row for row in rows if not row.changes_logits})
+        changed = [row for row in rows if row.changes_logits]
         if changed:
-            processed = [self._process(logits[i], rows[i].sequence) for i in changed]
-            found = self._choose(torch.stack(processed), dict(enumerate(rows[i] for i in changed)))
-            chosen |= {changed[index]: tokens for index, tokens in found.items()}
+            processed = torch.stack([_process(logits[row.index], row) for row in changed])
+            places = self._choose(processed, dict(enumerate(changed)))
+            found = {changed[place].index: tokens for place, tokens in places.items()}
+            # Penalties bound what they change, and so hide what is not finite.
+            raw = [float(logits[index, tokens[0]]) for index, tokens in found.items()]
+            chosen |= {
+                index: tokens
+                for value, (index, tokens) in zip(raw, found.items(), strict=True)
+                if math.isfinite(value)
+            }
         return chosen
 
-    def _choose(self, logits: Tensor, rows: dict[int, LogitsRow]) -> dict[int, list[int]]:
-        """logits [R, V] and what wants a token from which row -> by row, one for each sample."""
+    def _choose(self, logits: Tensor, rows: dict[int, _Row]) -> dict[int, list[int]]:
+        """logits [R, V] and what wants a token from which row -> as `_choose_all`."""
         chosen: dict[int, list[int]] = {}
-        greedy = {i: row for i, row in rows.items() if row.sequence.sampling.is_greedy}
+        greedy = {i: row for i, row in rows.items() if row.params.is_greedy}
         if greedy:
-            best = self._kernels.argmax(logits).tolist()
-            chosen |= {i: [best[i]] * row.num_samples for i, row in greedy.items()}
+            best = self._kernels.argmax(logits)
+            values = logits.gather(1, best.unsqueeze(1)).squeeze(1)
+            tokens, values = torch.stack((best.double(), values.double())).tolist()
+            chosen |= {
+                i: [int(tokens[i])] * row.of.num_choices
+                for i, row in greedy.items()
+                if math.isfinite(values[i])
+            }
         drawn = {i: row for i, row in rows.items() if i not in greedy}
         if drawn:
             chosen |= self._draw(logits, drawn)
         return chosen
 
-    def _draw(self, logits: Tensor, rows: dict[int, LogitsRow]) -> dict[int, list[int]]:
+    def _draw(self, logits: Tensor, rows: dict[int, _Row]) -> dict[int, list[int]]:
         draws = [
-            (index, row.sequence, choice)
+            (index, row, row.of.first_choice + choice)
             for index, row in rows.items()
-            for choice in range(row.num_samples)
+            for choice in range(row.of.num_choices)
         ]
         device = logits.device
-        tokens = self._kernels.draw(
+        indices = torch.tensor([index for index, _, _ in draws], device=device)
+        drawn = self._kernels.draw(
             logits,
-            torch.tensor([index for index, _, _ in draws], device=device),
-            draw_settings([sequence.sampling for _, sequence, _ in draws], device),
+            indices,
+            draw_settings([row.params for _, row, _ in draws], device),
             torch.tensor(
-                [uniform(s.seed, s.index + choice, s.num_output_tokens) for _, s, choice in draws],
+                [uniform(row.of.seed, choice, row.position) for _, row, choice in draws],
                 dtype=torch.double,
                 device=device,
             ),
-        ).tolist()
-        chosen: dict[int, list[int]] = {index: [] for index in rows}
-        for (index, _, _), token in zip(draws, tokens, strict=True):
-            chosen[index].append(token)
+        )
+        tokens, values = torch.stack((drawn.double(), logits[indices, drawn].double())).tolist()
+        chosen: dict[int, list[int]] = {}
+        for (index, _, _), token, value in zip(draws, tokens, values, strict=True):
+            if math.isfinite(value):
+                chosen.setdefault(index, []).append(int(token))
         return chosen
 
-    def _process(self, logits: Tensor, sequence: Sequence) -> Tensor:
-        """Bias, minimum length and penalties; logits [V] -> [V] float32, a copy."""
-        params = sequence.sampling
-        logits = logits.to(torch.float32, copy=True)
-        if params.logit_bias:
-            tokens = torch.tensor(list(params.logit_bias), device=logits.device)
-            logits[tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-        if params.has_penalties:
-            apply_penalties(logits, sequence)
-            logits.clamp_(-_LARGEST, _LARGEST)  # an extreme penalty must not make infinities meet
-        if sequence.num_output_tokens < params.min_tokens:
-            logits[sorted(self._stops.ending_token_ids(sequence))] = float("-inf")
-        return logits
 
-    def _prompt_logprobs(self, logits: Tensor, row: LogitsRow, result: ModelRunnerOutput) -> None:
-        sequence = row.sequence
-        token = sequence.token_ids[row.prompt_position]
-        logprobs = self._logprobs(logits, token, sequence.sampling.prompt_logprobs)
-        if logprobs is not None:
-            positions = result.prompt_logprobs.setdefault(sequence.seq_id, {})
-            positions[row.prompt_position] = logprobs
-
-    def _logprobs(self, logits: Tensor, token: int, num_top: int | None) -> PositionLogprobs | None:
-        """Of the model's own distribution. logits [V]."""
-        if num_top is None:
-            return None
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-        above = (logprobs > logprobs[token]).sum()
-        values, tokens = torch.topk(logprobs, min(num_top, len(logprobs)))
-        numbers = (logprobs[token, None], above[None], values, tokens)
-        own, rank, *top = torch.cat([part.double() for part in numbers]).tolist()  # at one go
-        pairs = zip(top[len(values) :], top, strict=False)
-        return PositionLogprobs(
-            self._entry(token, own, int(rank) + 1),
-            [self._entry(int(t), v, i + 1) for i, (t, v) in enumerate(pairs)],
-        )
-
-    def _entry(self, token: int, logprob: float, rank: int) -> TokenLogprob:
-        text, raw = self._token_text.describe(token)
-        finite = logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB  # -inf and NaN are no JSON
-        return TokenLogprob(token, finite, text, raw, rank)
+def _samples(
+    logits: Tensor, group: list[_Row], chosen: dict[int, list[int]]
+) -> list[list[SampledToken]]:
+    """Per choice of one sequence, its next tokens: as far as the drafts were right."""
+    first, drafts = group[0], group[0].of.drafts
+    if not drafts:
+        return [[_sampled(logits, first, token)] for token in chosen[first.index]]
+    tokens = []
+    for row in group:
+        if row.index not in chosen:
+            break
+        token = chosen[row.index][0]
+        tokens.append(_sampled(logits, row, token))
+        if row.num_before == len(drafts) or token != drafts[row.num_before]:
+            break
+    return [tokens]
 
 
-def _changes_logits(sequence: Sequence) -> bool:
-    params = sequence.sampling
-    early = sequence.num_output_tokens < params.min_tokens
-    return bool(params.logit_bias) or params.has_penalties or early
+def _sampled(logits: Tensor, row: _Row, token: int) -> SampledToken:
+    num_top = row.params.logprobs
+    return SampledToken(
+        token, None if num_top is None else _logprobs(logits[row.index], token, num_top)
+    )
+
+
+def _process(logits: Tensor, row: _Row) -> Tensor:
+    """Bias, penalties, minimum length and mask; logits [V] -> [V] float32, a copy."""
+    params = row.params
+    logits = logits.to(torch.float32, copy=True)
+    if params.logit_bias:
+        tokens = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+    if params.has_penalties:
+        apply_penalties(logits, params, row.of.prompt_token_ids, row.output_token_ids)
+        logits.clamp_(-_LARGEST, _LARGEST)  # an extreme penalty must not make infinities meet
+    if row.is_too_early_to_end:
+        logits[sorted(row.of.ending_token_ids)] = float("-inf")
+    if row.of.masks is not None:
+        bits = np.unpackbits(row.of.masks[row.num_before], bitorder="little", count=len(logits))
+        logits[torch.from_numpy(bits == 0).to(logits.device)] = float("-inf")
+    return logits
+
+
+def _logprobs(logits: Tensor, token: int, num_top: int) -> Logprobs:
+    """Of the model's own distribution. logits [V]."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    above = (logprobs > logprobs[token]).sum()
+    values, tokens = torch.topk(logprobs, min(num_top, len(logprobs)))
+    numbers = (logprobs[token, None], above[None], values, tokens)
+    own, num_above, *top = torch.cat([part.double() for part in numbers]).tolist()  # at one go
+    count = len(values)
+    return Logprobs(
+        token,
+        _finite(own),
+        int(num_above) + 1,
+        tuple((int(t), _finite(v)) for v, t in zip(top[:count], top[count:], strict=True)),
+    )
+
+
+def _finite(logprob: float) -> float:
+    """-inf and NaN are no JSON."""
+    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -153,20 +227,24 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def apply_penalties(logits: Tensor, sequence: Sequence) -> None:
+def apply_penalties(
+    logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> None:
     """Repetition penalty as in CTRL (arXiv 1909.05858), the others as OpenAI defines them.
 
-    logits [V] float32, changed in place.
+    Args:
+        logits: [V] float32, changed in place.
+        prompt: token ids, which only the repetition penalty counts.
+        output: token ids so far.
     """
-    params = sequence.sampling
     device = logits.device
-    seen = torch.tensor(sorted(set(sequence.token_ids)), device=device)
     if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*prompt, *output}), device=device)
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if sequence.num_output_tokens:
-        counts = Counter(sequence.output_token_ids)
+    if output:
+        counts = Counter(output)
         tokens = torch.tensor(list(counts), device=device)
         amounts = torch.tensor(list(counts.values()), device=device)
         logits[tokens] -= params.frequency_penalty * amounts + params.presence_penalty

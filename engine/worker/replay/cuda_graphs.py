@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loraplex.engine.worker.flat_step import FlatStep
+from loraplex.engine.step import FlatStep
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
 

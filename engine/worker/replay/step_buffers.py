@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.step import BASE_SLOT, NOWHERE, FlatStep
 from loraplex.engine.worker.attention import AttentionBatch
-from loraplex.engine.worker.flat_step import NOWHERE, FlatStep
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.kernels.attention.spans import QuerySpans
-from loraplex.kernels.lora.batch import BASE_SLOT, LoRABatch
+from loraplex.kernels.lora.batch import LoRABatch
 
 
 class StepSize(NamedTuple):

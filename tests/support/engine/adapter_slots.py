@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterLoad, AdapterRef
 from loraplex.adapters.pool import AdapterPool
 
 
@@ -23,9 +23,13 @@ class NamedSlots:
     ) -> None:
         self.pool = AdapterPool(num_slots, max_bytes)
         self._sizes = sizes or {}
-        self.content: dict[int, str] = {}  # slot -> digest
+        self.content: dict[int, str | None] = {}  # slot -> digest
+        self._loads: dict[int, str | None] = {}
         self._delay = delay
         self._asked: dict[str, int] = {}
+
+    def is_ready(self, ref: AdapterRef) -> bool:
+        return self._asked.get(ref.digest, 0) >= self._delay
 
     def prepare(self, ref: AdapterRef) -> bool:
         self._asked[ref.digest] = self._asked.get(ref.digest, 0) + 1
@@ -38,10 +42,18 @@ class NamedSlots:
         return self._sizes.get(ref.adapter_id, 0)
 
     def acquire(self, ref: AdapterRef) -> int | None:
+        is_resident = ref.digest in self.pool
         slot = self.pool.acquire(ref.digest, self.size_of(ref))
-        if slot is not None:
-            self.content[slot] = ref.digest
+        if slot is not None and not is_resident:
+            self._loads[slot] = ref.digest
         return slot
+
+    def take_loads(self) -> list[AdapterLoad]:
+        loads, self._loads = self._loads, {}
+        return [AdapterLoad(slot, digest) for slot, digest in loads.items()]
+
+    def place(self, load: AdapterLoad) -> None:
+        self.content[load.slot] = load.digest
 
     def release(self, ref: AdapterRef) -> None:
         self.pool.release(ref.digest)

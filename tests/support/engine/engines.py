@@ -60,7 +60,7 @@ def make_engine(model: Path, store: Path, **settings: Any) -> LLMEngine:
         "kv_cache_memory": 8 << 20,
         "num_threads": 1,
     }
-    return LLMEngine(
+    return LLMEngine.load(
         EngineConfig(model=str(model), adapter_store=str(store), **defaults | settings)
     )
 

@@ -17,7 +17,6 @@ from loraplex.engine.protocol import (
     BasePromptRef,
     FinishReason,
     GenerateRequest,
-    PositionLogprobs,
 )
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.sampling_params import SamplingParams
@@ -32,8 +31,8 @@ from loraplex.engine.scheduling.scheduler import (
 )
 from loraplex.engine.scheduling.stop_checker import StopChecker
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.step import Logprobs
 from loraplex.engine.text.detokenizer import Detokenizer
-from loraplex.engine.text.token_text import TokenText
 from loraplex.engine.worker.sampler import Sampler
 
 GROUPS = [KVGroup((0,), FullAttention()), KVGroup((1,), SlidingWindow(6))]
@@ -45,8 +44,8 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: list[PositionLogprobs | None] = field(default_factory=list)
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    logprobs: list[Logprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     usage: tuple[int, int] | None = None  # prompt and completion tokens
@@ -128,7 +127,7 @@ class SchedulerHarness:
         )
         self.scheduler = Scheduler(self.kv, gate, policy or FairPolicy(), limits, self.stops)
         self.model: ToyModel | ConstantModel = ToyModel(
-            self.kv, self.slots, Sampler(self.stops, TokenText(TOKENIZER))
+            self.kv, self.slots, Sampler(), lambda: self.scheduler.running
         )
         self.answers: dict[tuple[str, int], Answer] = {}
         self.num_cached: dict[str, int] = {}
@@ -156,7 +155,7 @@ class SchedulerHarness:
     def step(self) -> SchedulerOutput:
         output = self.scheduler.schedule()
         self._check(output)
-        result = self.model.execute(output, self.kv)
+        result = self.model.execute(output.step)
         for update in self.scheduler.update(output, result):
             sequence = update.sequence
             key = (sequence.request_id, sequence.index)

@@ -63,7 +63,7 @@ class Town:
         computed: Counter[str] = Counter()
         for item in output.scheduled:
             computed[item.sequence.tenant] += item.num_tokens
-        self.harness.scheduler.update(output, self.harness.model.execute(output, self.harness.kv))
+        self.harness.scheduler.update(output, self.harness.model.execute(output.step))
         return computed
 
     def service(self, index: int) -> float:

@@ -19,19 +19,19 @@ from loraplex.engine import llm_engine
 from loraplex.engine.build.engine import EngineParts
 from loraplex.engine.commands import adapters as adapter_desk
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.offload import disk_tier
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
     Event,
     GenerateRequest,
+    PositionLogprobs,
     RequestFailed,
     TenantShare,
     TokenEvent,
 )
-from loraplex.engine.scheduling.scheduler import ModelRunnerOutput, SchedulerOutput
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.step import Logprobs, StepInput, StepOutput
 
 SECONDS_PER_STEP = 0.25
 
@@ -42,12 +42,12 @@ class FloorChecker:
     def __init__(self, harness: SwappingHarness) -> None:
         self._harness = harness
 
-    def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
-        scheduler, budgets = self._harness.scheduler, kv.pool.budgets
+    def execute(self, step: StepInput) -> StepOutput:
+        scheduler, budgets = self._harness.scheduler, self._harness.kv.pool.budgets
         if budgets.is_overdrawn:
             alive = [*scheduler.running, *scheduler.waiting]
             assert all(budgets.over_floor(sequence.tenant) >= 0 for sequence in alive)
-        return self._harness.model.execute(output, kv)
+        return self._harness.model.execute(step)
 
 
 class WholeEngine:
@@ -140,11 +140,21 @@ class WholeEngine:
         assert answer.finish_reason is None, "a token came after the end"
         answer.token_ids += event.token_ids
         answer.text += event.text
-        answer.logprobs += event.logprobs or [None]
-        answer.prompt_logprobs = event.prompt_logprobs or answer.prompt_logprobs
+        answer.logprobs += map(_numbers, event.logprobs or [None])
+        if event.prompt_logprobs is not None:
+            answer.prompt_logprobs = list(map(_numbers, event.prompt_logprobs))
         answer.finish_reason, answer.stop_reason = event.finish_reason, event.stop_reason
         if event.usage is not None:
             answer.usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
+
+
+def _numbers(logprobs: PositionLogprobs | None) -> Logprobs | None:
+    """What is left of log-probabilities without the texts."""
+    if logprobs is None:
+        return None
+    own, top = logprobs.chosen, logprobs.top
+    pairs = tuple((entry.token_id, entry.logprob) for entry in top)
+    return Logprobs(own.token_id, own.logprob, own.rank, pairs)
 
 
 def _engine_over(harness: SwappingHarness) -> LLMEngine:
@@ -171,8 +181,5 @@ def _engine_over(harness: SwappingHarness) -> LLMEngine:
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
     )
-    with (
-        patch.object(llm_engine, "assemble", lambda config, on_progress: parts),
-        patch.object(adapter_desk, "ThreadPoolExecutor", lambda **options: AtOnce()),
-    ):
-        return LLMEngine(config)
+    with patch.object(adapter_desk, "ThreadPoolExecutor", lambda **options: AtOnce()):
+        return LLMEngine(config, parts)

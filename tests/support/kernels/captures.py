@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.build import engine as assembly
-from loraplex.engine.worker.flat_step import FlatStep
+from loraplex.engine.step import FlatStep
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.replay.tapes import StepTapes
 

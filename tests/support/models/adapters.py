@@ -97,6 +97,8 @@ class Served:
                 raise error
         slot = self.manager.acquire(ref)
         assert slot is not None
+        for load in self.manager.take_loads():
+            self.manager.place(load)
         return slot
 
     def logits(self, ids: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:

@@ -61,6 +61,10 @@ class ToyAdapters:
     def manifest(self, ref: AdapterRef) -> SimpleNamespace:
         return SimpleNamespace(invocation_tokens=INVOCATION)
 
+    def is_ready(self, ref: AdapterRef) -> bool:
+        self.info(ref)
+        return self._slots.is_ready(ref)
+
     def prepare(self, ref: AdapterRef) -> bool:
         self.info(ref)
         return self._slots.prepare(ref)

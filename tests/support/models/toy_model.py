@@ -1,5 +1,6 @@
 """ToyModel: a ModelRunner whose logits depend on all that a sequence may see, and nothing else."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
@@ -11,9 +12,8 @@ from support.models.word_tokenizer import VOCAB_SIZE
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.tiers import Transfers
-from loraplex.engine.scheduling.scheduler import ModelRunnerOutput, SchedulerOutput
-from loraplex.engine.sequence import Sequence
-from loraplex.engine.worker.flat_step import flatten, logits_rows
+from loraplex.engine.sequence import Output, Sequence
+from loraplex.engine.step import StepInput, StepOutput
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.kv_cache import BlockStorage
 from loraplex.engine.worker.sampler import Sampler
@@ -35,7 +35,16 @@ class ToyModel:
     whoever reads it is checked to be allowed to.
     """
 
-    def __init__(self, kv: KVCacheManager, slots: NamedSlots, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        slots: NamedSlots,
+        sampler: Sampler,
+        running: Callable[[], Iterable[Sequence]],
+    ) -> None:
+        """`running`: those that a step may compute; the model looks who may read what."""
+        self._kv = kv
+        self._running = running
         self._cells = np.random.default_rng(0).integers(
             1 << 60, size=(len(kv.pool.blocks), kv.block_size)
         )
@@ -56,19 +65,22 @@ class ToyModel:
         """The same numbers, as memory that can be swapped."""
         return BlockStorage([torch.from_numpy(self._cells)], NAIVE)
 
-    def execute(self, output: SchedulerOutput, kv: KVCacheManager) -> ModelRunnerOutput:
-        self._published.update(prompt.token_ids for prompt in kv.prompts)
+    def execute(self, step: StepInput) -> StepOutput:
+        self._published.update(prompt.token_ids for prompt in self._kv.prompts)
+        for load in step.adapter_loads:
+            self._slots.place(load)
         if self.transfers is not None:
-            self.transfers.move(output.moves)
-        for copy in output.copies:
+            self.transfers.move(step.moves)
+        for copy in step.copies:
             self._cells[copy.target] = self._cells[copy.source]
-        if not output.scheduled:
-            return ModelRunnerOutput()
-        batch = InputBatch.of(flatten(output.scheduled, kv), CPU)
-        numbers = self._forward(batch, [item.sequence for item in output.scheduled])
+        if not step.seq_ids:
+            return StepOutput()
+        batch = InputBatch.of(step.tokens, CPU)
+        running = {sequence.seq_id: sequence for sequence in self._running()}
+        numbers = self._forward(batch, [running[seq_id] for seq_id in step.seq_ids])
         rows = [_logits(numbers[index]) for index in batch.logits_indices.tolist()]
         logits = torch.stack(rows) if rows else torch.empty(0, VOCAB_SIZE)
-        return self._sampler.sample(logits, logits_rows(output.scheduled))
+        return self._sampler.sample(logits, step.rows)
 
     def _forward(self, batch: InputBatch, sequences: list[Sequence]) -> list[int]:
         """Per row, the number that its logits are made of."""
@@ -116,7 +128,7 @@ class ToyModel:
         )
 
     def _mark(self, sequence: Sequence) -> int:
-        if sequence.is_base_prompt:
+        if sequence.output is Output.KEEP:
             return PROMPT_MARK
         return self._marks.setdefault(sequence.namespace, (len(self._marks) + 1) & MAX_MARK)
 

@@ -26,7 +26,7 @@ class MeteredHarness(SchedulerHarness):
 
     def counted_step(self) -> None:
         output = self.scheduler.schedule()
-        updates = self.scheduler.update(output, self.model.execute(output, self.kv))
+        updates = self.scheduler.update(output, self.model.execute(output.step))
         self.metrics.count(output, updates, self.kv)
 
     def counted_run(self) -> EngineStats:

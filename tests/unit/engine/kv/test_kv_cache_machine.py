@@ -11,7 +11,7 @@ from support.engine.shadow_cache import PROMPT, ShadowCache
 
 from loraplex.engine.kv.base_prompts import BasePrompt
 from loraplex.engine.protocol import BasePromptRef
-from loraplex.engine.sequence import Sequence
+from loraplex.engine.sequence import Output, Sequence
 
 NUM_BLOCKS = 40
 
@@ -66,7 +66,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     def publish(self, length: int, family: int) -> None:
         """The beginning of a family's text."""
         sequence = sequence_of([family] * length, namespace=PROMPT)
-        sequence.is_base_prompt = True
+        sequence.output = Output.KEEP
         self.num_published += 1
         ref = BasePromptRef(prompt_id="prompt", version=self.num_published)
         self.kv.prompts.add(ref, sequence)
@@ -93,7 +93,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.lists(st.integers(1, 2), min_size=1, max_size=6))
     def generate(self, data: st.DataObject, tokens: list[int]) -> None:
         sequence = data.draw(st.sampled_from(self.sequences))
-        if sequence.is_base_prompt:
+        if sequence.output is Output.KEEP:
             return
         for token in tokens:
             if sequence in self.sequences and sequence.num_tokens < 60:
@@ -111,12 +111,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.shadow.write(sequence, num_tokens)
         sequence.num_computed_tokens += num_tokens
         self.kv.remember_computed(sequence)
-        if sequence.is_base_prompt and sequence.num_uncomputed_tokens == 0:
+        if sequence.output is Output.KEEP and sequence.num_uncomputed_tokens == 0:
             self.sequences.remove(sequence)
             self.kv.pin(self.prompt_of(sequence))
 
     def drop(self, sequence: Sequence) -> None:
-        if sequence.is_base_prompt:
+        if sequence.output is Output.KEEP:
             self.kv.prompts.remove(self.prompt_of(sequence))
         self.kv.free(sequence)
         self.sequences.remove(sequence)
@@ -135,7 +135,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(self.sequences))
-        if parent.is_base_prompt:
+        if parent.output is Output.KEEP:
             return
         if parent.num_uncomputed_tokens == 0 and len(self.sequences) < 8:
             child = parent.fork(1)

@@ -223,7 +223,7 @@ def test_no_token_of_a_step_is_left_while_somebody_could_use_it(
         waiting = scheduler.waiting and len(scheduler.running) < setup.max_num_seqs
         if partial or waiting:
             assert output.num_tokens == setup.max_num_batched_tokens
-        scheduler.update(output, town.harness.model.execute(output, town.harness.kv))
+        scheduler.update(output, town.harness.model.execute(output.step))
 
 
 @pytest.mark.parametrize("num_adapters", [0, 1, 6])

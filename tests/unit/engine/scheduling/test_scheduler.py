@@ -283,7 +283,7 @@ def test_every_prompt_token_but_the_first_has_a_logprob_even_if_its_prefix_is_ca
     assert cold == warm
     assert cold is not None
     assert cold[0] is None
-    assert [entry.chosen.token_id for entry in cold[1:] if entry] == PROMPT[1:]
+    assert [entry.token_id for entry in cold[1:] if entry] == PROMPT[1:]
 
 
 def test_a_prompt_of_one_token_has_one_empty_prompt_logprob() -> None:

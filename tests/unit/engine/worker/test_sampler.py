@@ -1,6 +1,7 @@
 """What is sampled follows the parameters, and depends on nothing but the sequence itself."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,32 +10,36 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.engine.kv import TOKENIZER, sequence_of
-from support.models.word_tokenizer import EOS, VOCAB_SIZE, WORDS
+from support.engine.kv import sequence_of
+from support.models.word_tokenizer import EOS, VOCAB_SIZE
 from torch import Tensor
 
-from loraplex.engine.protocol import PositionLogprobs
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduling.scheduler import SampledToken
+from loraplex.engine.scheduling.step_input import ScheduledSequence, logits_rows
 from loraplex.engine.scheduling.stop_checker import StopChecker
 from loraplex.engine.sequence import Sequence
-from loraplex.engine.text.token_text import TokenText
-from loraplex.engine.worker.flat_step import LogitsRow
+from loraplex.engine.step import LogitsRows, Logprobs
 from loraplex.engine.worker.sampler import Sampler, apply_penalties, draw_settings, uniform
 from loraplex.kernels.draw.naive import distribution
 
 Floats = NDArray[np.float64]
 
 
-def make_sampler() -> Sampler:
-    return Sampler(StopChecker(frozenset({EOS})), TokenText(TOKENIZER))
+STOPS = StopChecker(frozenset({EOS}))
+
+
+def rows_of(*sequences: Sequence, num_samples: int = 1) -> tuple[LogitsRows, ...]:
+    return logits_rows(
+        [ScheduledSequence(it, it.num_uncomputed_tokens, num_samples) for it in sequences], STOPS
+    )
 
 
 def sample(logits: Tensor, *sequences: Sequence, num_samples: int = 1) -> list[list[SampledToken]]:
-    """Samples from the row of logits of each sequence."""
-    rows = [LogitsRow(sequence, num_samples) for sequence in sequences]
-    result = make_sampler().sample(logits, rows)
-    return [result.samples[sequence.seq_id] for sequence in sequences]
+    """Samples from the row of logits of each sequence: per sequence, a token for each choice."""
+    result = Sampler().sample(logits, rows_of(*sequences, num_samples=num_samples))
+    assert result.failed == {}
+    return [[only for (only,) in result.samples[sequence.seq_id]] for sequence in sequences]
 
 
 def token_of(logits: Tensor, sequence: Sequence) -> int:
@@ -222,7 +227,9 @@ def test_penalties_are_those_of_their_definitions() -> None:
     expected[4] -= 0.5 + 0.25
 
     penalised = logits.clone()
-    apply_penalties(penalised, sequence)
+    apply_penalties(
+        penalised, sequence.sampling, sequence.prompt_token_ids, sequence.output_token_ids
+    )
 
     torch.testing.assert_close(penalised, expected)
 
@@ -232,7 +239,9 @@ def test_the_prompt_is_no_output_to_the_frequency_and_presence_penalties() -> No
     sequence = sequence_of([1, 2, 2], frequency_penalty=2.0, presence_penalty=2.0)
 
     penalised = logits.clone()
-    apply_penalties(penalised, sequence)
+    apply_penalties(
+        penalised, sequence.sampling, sequence.prompt_token_ids, sequence.output_token_ids
+    )
 
     torch.testing.assert_close(penalised, logits)
 
@@ -280,7 +289,7 @@ def test_a_minimum_length_with_nothing_that_ends_is_no_fault() -> None:
     assert token_of(logits, sequence) == int(logits.argmax())
 
 
-def logprobs_of(logits: Tensor, sequence: Sequence) -> PositionLogprobs:
+def logprobs_of(logits: Tensor, sequence: Sequence) -> Logprobs:
     found = sample(logits.unsqueeze(0), sequence)[0][0].logprobs
     assert found is not None
     return found
@@ -295,30 +304,67 @@ def test_logprobs_are_the_models_own_whatever_was_done_to_sample() -> None:
 
     found = logprobs_of(logits, sequence)
 
-    assert found.chosen.token_id == 7
-    assert found.chosen.logprob == pytest.approx(float(plain[7]), abs=1e-6)
-    assert found.chosen.rank == int((plain > plain[7]).sum()) + 1
-    assert [entry.token_id for entry in found.top] == plain.argsort(descending=True)[:3].tolist()
-    assert [entry.rank for entry in found.top] == [1, 2, 3]
-    assert found.chosen.text == WORDS[7]
+    assert found.token_id == 7
+    assert found.logprob == pytest.approx(float(plain[7]), abs=1e-6)
+    assert found.rank == int((plain > plain[7]).sum()) + 1
+    assert [token for token, _ in found.top] == plain.argsort(descending=True)[:3].tolist()
 
 
 def test_zero_logprobs_tell_of_the_chosen_token_only() -> None:
-    assert logprobs_of(noise(8), sequence_of([1], logprobs=0)).top == []
+    assert logprobs_of(noise(8), sequence_of([1], logprobs=0)).top == ()
 
 
 def test_no_logprobs_are_worked_out_where_none_are_asked_for() -> None:
     assert sample(noise(8).unsqueeze(0), sequence_of([1]))[0][0].logprobs is None
 
 
-@pytest.mark.parametrize("hole", [float("-inf"), float("nan")])
-def test_logprobs_are_finite_whatever_the_logits(hole: float) -> None:
+def test_logprobs_are_finite_where_most_tokens_are_impossible() -> None:
     logits = noise(8)
-    logits[3:] = hole
+    logits[3:] = float("-inf")
 
     found = logprobs_of(logits, sequence_of([1], temperature=0.0, logprobs=20))
 
-    assert all(math.isfinite(entry.logprob) for entry in (found.chosen, *found.top))
+    assert all(math.isfinite(logprob) for logprob in (found.logprob, *(lp for _, lp in found.top)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("penalty", [1.0, 1.3], ids=["plain", "processed"])
+def test_a_row_that_is_not_finite_fails_alone(
+    value: float, temperature: float, penalty: float
+) -> None:
+    kind = {"temperature": temperature, "seed": 4, "repetition_penalty": penalty}
+    logits = noise(5, 3)
+    sequences = [sequence_of([1, 2], **kind) for _ in range(3)]
+    expected = sample(logits, *sequences)
+    logits[1] = value
+
+    result = Sampler().sample(logits, rows_of(*sequences))
+
+    assert set(result.failed) == {sequences[1].seq_id}
+    assert [result.samples[s.seq_id][0] for s in sequences[::2]] == [expected[0], expected[2]]
+
+
+def test_a_mask_leaves_the_tokens_that_it_allows() -> None:
+    logits = noise(6)
+    (row,) = rows_of(sequence_of([1], temperature=0.0))
+    allowed = np.zeros(VOCAB_SIZE, bool)
+    allowed[[4, 9]] = True
+    masks = np.packbits(allowed, bitorder="little")[None]
+
+    result = Sampler().sample(logits.unsqueeze(0), [replace(row, masks=masks)])
+
+    best = 4 if logits[4] > logits[9] else 9
+    assert result.samples[row.seq_id] == [[SampledToken(best)]]
+
+
+def test_a_mask_that_allows_nothing_fails_its_row() -> None:
+    (row,) = rows_of(sequence_of([1]))
+    masks = np.zeros((1, -(-VOCAB_SIZE // 8)), np.uint8)
+
+    result = Sampler().sample(noise(6).unsqueeze(0), [replace(row, masks=masks)])
+
+    assert set(result.failed) == {row.seq_id}
 
 
 def test_more_logprobs_than_tokens_are_all_tokens() -> None:
@@ -330,22 +376,21 @@ def test_more_logprobs_than_tokens_are_all_tokens() -> None:
 def test_prompt_logprobs_are_those_of_the_tokens_that_are_there() -> None:
     logits = noise(9, 3)
     sequence = sequence_of([4, 5, 6, 7], prompt_logprobs=1)
-    rows = [LogitsRow(sequence, 0, position) for position in (1, 2, 3)]
 
-    result = make_sampler().sample(logits, rows)
+    result = Sampler().sample(logits, rows_of(sequence, num_samples=0))
 
     plain = torch.log_softmax(logits, dim=-1)
     positions = result.prompt_logprobs[sequence.seq_id]
     for row, position in enumerate((1, 2, 3)):
         found = positions[position]
-        assert found.chosen.token_id == position + 4
-        assert found.chosen.logprob == pytest.approx(float(plain[row, position + 4]), abs=1e-6)
-        assert found.top[0].token_id == int(plain[row].argmax())
+        assert found.token_id == position + 4
+        assert found.logprob == pytest.approx(float(plain[row, position + 4]), abs=1e-6)
+        assert found.top[0][0] == int(plain[row].argmax())
     assert result.samples == {}
 
 
 def test_no_rows_give_no_samples() -> None:
-    assert make_sampler().sample(torch.empty(0, VOCAB_SIZE), []).samples == {}
+    assert Sampler().sample(torch.empty(0, VOCAB_SIZE), []).samples == {}
 
 
 def test_half_precision_logits_are_sampled_in_full_precision() -> None:

@@ -7,8 +7,8 @@ from support.engine.kv import FULL_AND_SLIDING, admit, compute, kv_manager, sequ
 from torch import Tensor
 
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.scheduling.scheduler import ScheduledSequence
-from loraplex.engine.worker.flat_step import FlatStep, flatten
+from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten
+from loraplex.engine.step import FlatStep
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
 
@@ -30,7 +30,7 @@ def scheduled(
     admit(kv, sequence)
     compute(kv, sequence, num_tokens - new - sequence.num_computed_tokens)
     assert kv.allocate_slots(sequence, new)
-    return ScheduledSequence(sequence, num_tokens=new, num_samples=1)
+    return ScheduledSequence(sequence, num_tokens=new, num_choices=1)
 
 
 def size_of(step: FlatStep) -> StepSize:

@@ -8,8 +8,7 @@ from support.engine.kv import admit, compute, kv_manager, sequence_of
 from torch import Tensor
 
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.scheduling.scheduler import ScheduledSequence
-from loraplex.engine.worker.flat_step import flatten
+from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.replay.cuda_graphs import CaptureRefused, StepGraph, StepGraphs
 from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
@@ -46,14 +45,14 @@ def position_and_slot(batch: InputBatch) -> Tensor:
 
 
 def part(
-    kv: KVCacheManager, length: int, slot: int = -1, num_tokens: int = 1, num_samples: int = 1
+    kv: KVCacheManager, length: int, slot: int = -1, num_tokens: int = 1, num_choices: int = 1
 ) -> ScheduledSequence:
     sequence = sequence_of(list(range(3, 3 + length)))
     sequence.adapter_slot = slot
     admit(kv, sequence)
     compute(kv, sequence, length - num_tokens - sequence.num_computed_tokens)
     assert kv.allocate_slots(sequence, num_tokens)
-    return ScheduledSequence(sequence, num_tokens, num_samples)
+    return ScheduledSequence(sequence, num_tokens, num_choices)
 
 
 def graphs(kv: KVCacheManager, capture: LadderCapture) -> StepGraphs:
@@ -83,11 +82,11 @@ def test_padded_rows_are_cut_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "num_samples"), [(2, 1), (1, 0)], ids=["two tokens", "no logits"]
+    ("num_tokens", "num_choices"), [(2, 1), (1, 0)], ids=["two tokens", "no logits"]
 )
-def test_a_step_with_a_part_of_a_prompt_is_not_replayed(num_tokens: int, num_samples: int) -> None:
+def test_a_step_with_a_part_of_a_prompt_is_not_replayed(num_tokens: int, num_choices: int) -> None:
     kv = kv_manager(100)
-    other = part(kv, 6, num_tokens=num_tokens, num_samples=num_samples)
+    other = part(kv, 6, num_tokens=num_tokens, num_choices=num_choices)
 
     assert replay(graphs(kv, LadderCapture()), kv, part(kv, 7), other) is None
 

@@ -6,8 +6,8 @@ from support.engine.kv import admit, kv_manager, sequence_of
 from torch import Tensor
 
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.scheduling.scheduler import ScheduledSequence
-from loraplex.engine.worker.flat_step import FlatStep, flatten
+from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten
+from loraplex.engine.step import FlatStep
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
 from loraplex.engine.worker.replay.tapes import LARGEST_SAMPLE, StepTapes
@@ -39,12 +39,12 @@ def tapes(kv: KVCacheManager, model: Model) -> StepTapes:
     return StepTapes(StepBuffers(kv, limits, 2, torch.device("cpu")), model, num_slots=2)
 
 
-def prompt(kv: KVCacheManager, length: int, slot: int = -1, num_samples: int = 1) -> FlatStep:
+def prompt(kv: KVCacheManager, length: int, slot: int = -1, num_choices: int = 1) -> FlatStep:
     sequence = sequence_of(list(range(3, 3 + length)))
     sequence.adapter_slot = slot
     admit(kv, sequence)
     assert kv.allocate_slots(sequence, length)
-    return flatten([ScheduledSequence(sequence, length, num_samples)], kv)
+    return flatten([ScheduledSequence(sequence, length, num_choices)], kv)
 
 
 def test_steps_of_all_sizes_are_played_without_the_model() -> None:
@@ -85,7 +85,7 @@ def test_there_is_more_to_prepare_until_both_kinds_are_recorded() -> None:
 def test_a_step_without_logits_is_played() -> None:
     kv = kv_manager(100)
 
-    logits = tapes(kv, Model()).run(prompt(kv, 5, num_samples=0))
+    logits = tapes(kv, Model()).run(prompt(kv, 5, num_choices=0))
 
     assert logits is not None
     assert logits.shape == (0,)

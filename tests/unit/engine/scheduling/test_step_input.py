@@ -3,9 +3,9 @@
 from support.engine.kv import FULL_AND_SLIDING, admit, compute, kv_manager, sequence_of
 
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.scheduling.scheduler import ScheduledSequence
+from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten, logits_rows
+from loraplex.engine.scheduling.stop_checker import StopChecker
 from loraplex.engine.sequence import Sequence
-from loraplex.engine.worker.flat_step import flatten, logits_rows
 
 
 def manager() -> KVCacheManager:
@@ -13,11 +13,11 @@ def manager() -> KVCacheManager:
 
 
 def part(
-    kv: KVCacheManager, sequence: Sequence, num_tokens: int, num_samples: int = 0
+    kv: KVCacheManager, sequence: Sequence, num_tokens: int, num_choices: int = 0
 ) -> ScheduledSequence:
     """The next tokens of a sequence; all before them are computed, or there are none."""
     assert kv.allocate_slots(sequence, num_tokens)
-    return ScheduledSequence(sequence, num_tokens, num_samples)
+    return ScheduledSequence(sequence, num_tokens, num_choices)
 
 
 def admitted(kv: KVCacheManager, first_token: int, length: int, num_computed: int = 0) -> Sequence:
@@ -32,7 +32,7 @@ def test_sequences_lie_one_after_another() -> None:
     kv = manager()
     chunk, decode = admitted(kv, 100, 20, num_computed=6), admitted(kv, 50, 9, num_computed=8)
 
-    step = flatten([part(kv, chunk, 5), part(kv, decode, 1, num_samples=1)], kv)
+    step = flatten([part(kv, chunk, 5), part(kv, decode, 1, num_choices=1)], kv)
 
     assert step.token_ids.tolist() == [106, 107, 108, 109, 110, 58]
     assert step.positions.tolist() == [6, 7, 8, 9, 10, 8]
@@ -69,7 +69,9 @@ def test_a_prompt_whose_logprobs_are_wanted_has_a_row_for_each_token() -> None:
     sequence = sequence_of([5, 6, 7, 8], prompt_logprobs=1)
     admit(kv, sequence)
 
-    items = [part(kv, sequence, 4, num_samples=1)]
+    items = [part(kv, sequence, 4, num_choices=1)]
 
     assert flatten(items, kv).logits_indices.tolist() == [0, 1, 2, 3]
-    assert [row.prompt_position for row in logits_rows(items)] == [1, 2, 3, -1]
+    *prompt, last = logits_rows(items, StopChecker(frozenset()))
+    assert [(row.position, row.token_id) for row in prompt] == [(1, 6), (2, 7), (3, 8)]
+    assert (last.seq_id, last.position, last.num_choices) == (sequence.seq_id, 0, 1)
