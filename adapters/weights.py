@@ -9,6 +9,7 @@ import torch
 from loraplex.adapters.errors import AdapterRejected, listed, shown
 from loraplex.adapters.safetensors_file import SafetensorsFile
 from loraplex.adapters.targets import AdapterTarget, TargetKind
+from loraplex.kernels.pinned_memory import pinned
 
 # PEFT's names, for example base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
 _KEY = re.compile(
@@ -108,7 +109,8 @@ def _in_one_piece(
     """Copies side by side: all their memory, and each. Tensors of the file are views of a mapping,
     which would be read from disk at their first use."""
     sizes = [tensor.numel() for tensor in tensors]
-    memory = torch.empty(sum(sizes), dtype=dtype, pin_memory=pin_memory)
+    make = pinned if pin_memory else torch.empty
+    memory = make(sum(sizes), dtype=dtype)
     copies = [
         part.view(tensor.shape).copy_(tensor)
         for part, tensor in zip(torch.split(memory, sizes), tensors, strict=True)

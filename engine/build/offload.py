@@ -52,14 +52,13 @@ def add_lower_tiers(
     on_cuda = loaded.device.type == "cuda"
     try:
         arena = HostArena(num_slots, device.widths, loaded.dtype, pinned=on_cuda)
-    except (RuntimeError, OSError) as error:  # CUDA refuses with the one, mmap with the other
+        transfers = (CudaTransfers if on_cuda else HostTransfers)(device, arena.storage)
+    except (RuntimeError, OSError) as error:  # torch refuses with the one, the system with both
         reason = f"no {num_slots * device.bytes_per_block:,} bytes of host memory: {error}"
         if config.swap_memory is not None:
             raise ConfigRefused(f"swap_memory: {reason}") from error
         logger.warning("nothing is swapped: %s", reason)
         return None
-    kind = CudaTransfers if on_cuda else HostTransfers
-    transfers = kind(device, arena.storage)
     rate = _copy_rate(transfers, device, num_slots)
     tokens_per_block = kv.block_size / len(kv.groups)
     costs = SwapCosts(recompute, device.bytes_per_block, tokens_per_block, rate)

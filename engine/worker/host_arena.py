@@ -1,9 +1,11 @@
 """HostArena: the memory behind the host tier's slots."""
 
 import torch
+from torch import Tensor
 
 from loraplex.engine.worker.kv_cache import BlockStorage
 from loraplex.kernels.dispatch import choose_kernels
+from loraplex.kernels.pinned_memory import pinned as pinned_memory
 
 
 class HostArena:
@@ -16,15 +18,17 @@ class HostArena:
         widths: numbers of a block in each storage.
         pinned: page-locked, as a GPU needs it to copy without the CPU; taken at once then, else
             as it is used.
+
+        Raises:
+            OSError: so much memory is not to be had.
         """
         host = torch.device("cpu")
         kernels = choose_kernels("auto", host, dtype)
-        rows = [
-            torch.empty(num_slots, width, dtype=dtype, pin_memory=True)
+        rows = (
+            _pinned_rows(num_slots, widths, dtype)
             if pinned
-            else kernels.empty(num_slots, width, dtype=dtype, device=host)
-            for width in widths
-        ]
+            else [kernels.empty(num_slots, width, dtype=dtype, device=host) for width in widths]
+        )
         self.storage = BlockStorage(rows, kernels)
         self._bytes = [row.view(torch.uint8).numpy() for row in rows]
 
@@ -47,3 +51,11 @@ class HostArena:
             end = start + part.shape[1]
             memoryview(part[slot])[:] = content[start:end]
             start = end
+
+
+def _pinned_rows(num_slots: int, widths: list[int], dtype: torch.dtype) -> list[Tensor]:
+    """All in one piece, which is pinned at one go."""
+    sizes = [num_slots * width for width in widths]
+    memory = pinned_memory(sum(sizes), dtype=dtype)
+    parts = zip(torch.split(memory, sizes), widths, strict=True)
+    return [part.view(num_slots, width) for part, width in parts]

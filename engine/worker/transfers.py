@@ -7,6 +7,7 @@ from torch import Tensor
 
 from loraplex.engine.step import BlockMoves
 from loraplex.engine.worker.kv_cache import BlockStorage
+from loraplex.kernels.pinned_memory import pinned
 
 
 class Staging:
@@ -70,13 +71,29 @@ def id_tensors(pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([a for a, _ in pairs]), torch.tensor([b for _, b in pairs])
 
 
+_STAGED_BYTES = 64 << 20  # of one direction, on either side: enough for the bus at its full speed
+STAGED_ON_DEVICE = 2 * _STAGED_BYTES  # what `CudaTransfers` takes of a GPU's memory, at most
+
+
 class CudaTransfers:
     """What leaves is gathered before the step and copied out while the step is computed. What comes
-    is copied in before the step, which needs it."""
+    is copied in before the step, which needs it.
 
-    def __init__(self, device: BlockStorage, arena: BlockStorage) -> None:
+    Its memory is taken at once, and never grows: more blocks go in several parts, of which only the
+    last one is copied out beside the step.
+    """
+
+    def __init__(
+        self, device: BlockStorage, arena: BlockStorage, staged_bytes: int = _STAGED_BYTES
+    ) -> None:
+        """`staged_bytes`: of one direction, on either side; one block's at least.
+
+        Raises:
+            OSError: so much pinned memory is not to be had.
+        """
         self._device = device
         self._arena = arena
+        self._most = max(1, min(staged_bytes // device.bytes_per_block, arena.num_blocks))
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._gathered = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied_out = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -85,15 +102,17 @@ class CudaTransfers:
         self._in = Staging(device.widths, self._on_device)
         self._host_out = Staging(device.widths, self._pinned)
         self._host_in = Staging(device.widths, self._pinned)
+        for staging in (self._out, self._in, self._host_out, self._host_in):
+            staging.flat(self._most)
         self._leaving: Tensor | None = None  # the slots that what is being copied out goes to
 
     @torch.inference_mode()
     def move(self, moves: BlockMoves) -> None:
         """As `Transfers.move`."""
-        if moves.offloads:
-            self._offload(moves.offloads)
-        if moves.fetches:
-            self._fetch(moves.fetches)
+        for pairs in self._parts(moves.offloads):
+            self._offload(pairs)
+        for pairs in self._parts(moves.fetches):
+            self._fetch(pairs)
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -107,6 +126,11 @@ class CudaTransfers:
     def read(self, block_ids: Sequence[int]) -> list[bytes]:
         """As `Transfers.read`."""
         return self._device.read(block_ids)
+
+    def _parts(self, pairs: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
+        """As many at a time as there is memory for."""
+        starts = range(0, len(pairs), self._most)
+        return [pairs[start : start + self._most] for start in starts]
 
     def _offload(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.finish()  # the buffers are free again
@@ -133,4 +157,4 @@ class CudaTransfers:
         return torch.empty(count, dtype=like.dtype, device=like.device)
 
     def _pinned(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=self._device.rows[0].dtype, pin_memory=True)
+        return pinned(count, dtype=self._device.rows[0].dtype)

@@ -25,8 +25,11 @@ _PROPERTIES = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
 _aten = torch.ops.aten
 
 
-class MixedDevices(AssertionError):
-    """A kernel was handed tensors that do not all lie on the GPU."""
+class MixedDevices(BaseException):
+    """Something was handed tensors that do not all lie on the GPU.
+
+    No `Exception`: code that tries something and does without where it fails must not hide this.
+    """
 
 
 class _HostIsReal(TorchDispatchMode):
@@ -53,7 +56,12 @@ class _HostIsReal(TorchDispatchMode):
         if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
             return self.__torch_dispatch__(_aten.zero_.default, types, args[:1])
         args, kwargs = tree_map(self._fake, (args, kwargs))
-        return _on_host(func(*args, **kwargs))
+        try:
+            return _on_host(func(*args, **kwargs))
+        except RuntimeError as error:
+            if "different devices" in str(error):
+                raise MixedDevices(str(error)) from error
+            raise
 
     def _fake(self, value: Any) -> Any:
         """Without the values that torch would go on computing with."""
@@ -77,7 +85,7 @@ def _on_host(out: Any) -> Any:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     if a.device != b.device:
-        raise RuntimeError(f"torch.equal of tensors on {a.device} and {b.device}")
+        raise MixedDevices(f"torch.equal of tensors on {a.device} and {b.device}")
     return True
 
 
