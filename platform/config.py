@@ -112,6 +112,38 @@ class Settings(BaseSettings):
     max_body_size: Bytes = Field(
         16 * 2**20, ge=1, description="Largest request body, such as 16MiB"
     )
+    max_connections: int = Field(
+        4096, ge=1, description="Most connections at once; fewer where files may not be opened"
+    )
+    max_connections_per_address: int = Field(
+        512, ge=1, description="Most connections at once from one network address"
+    )
+    request_timeout: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Seconds for a request's head to arrive, and for each 16 KiB of its body",
+    )
+    send_timeout: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds after which a client that reads nothing of its answer is cut off",
+    )
+    max_unread: Bytes = Field(
+        2 * 2**20,
+        ge=2**16,
+        description="Largest part of a stream that is kept for a client that reads too slowly",
+    )
+    keep_alive_timeout: float = Field(
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds for which a connection stays open between requests",
+    )
+    shutdown_timeout: float = Field(
+        10.0, ge=0, le=3600, description="Seconds for answers under way to finish after a signal"
+    )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Number format of weights and KV cache; auto: the checkpoint's"

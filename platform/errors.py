@@ -3,6 +3,7 @@
     PlatformError
     ├── SettingsRefused        the server cannot start with these settings
     ├── StartFailed            the server started, but cannot serve
+    ├── ClientGone             a caller has hung up
     └── ApiError               has an HTTP status and becomes an OpenAI error object
         ├── InvalidRequest     400, with every fault
         ├── Unauthenticated    401
@@ -10,10 +11,14 @@
         ├── BasePromptNotFound 404
         ├── NotFound           404
         ├── MethodNotAllowed   405
+        ├── RequestTimeout     408
         ├── Conflict           409
         ├── BodyTooLarge       413
         ├── Unprocessable      422
+        ├── TooManyRequests    429
+        ├── HeadTooLarge       431
         ├── InternalError      500
+        ├── TooManyConnections 503
         └── Unavailable        503
 
 Messages of `ApiError` reach a tenant: no path, no trace.
@@ -44,6 +49,10 @@ class StartFailed(PlatformError):
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = list(faults)
         super().__init__("; ".join(faults))
+
+
+class ClientGone(PlatformError):
+    """Nobody reads the answer."""
 
 
 class ApiError(PlatformError):
@@ -135,6 +144,12 @@ class MethodNotAllowed(ApiError):
     code = "method_not_allowed"
 
 
+class RequestTimeout(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
 class Conflict(ApiError):
     status = 409
     type = "conflict_error"
@@ -153,11 +168,38 @@ class Unprocessable(ApiError):
     code = "adapter_invalid"
 
 
+class TooManyRequests(ApiError):
+    """`retry_after` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_requests"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self._retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(self._retry_after)}
+
+
+class HeadTooLarge(ApiError):
+    status = 431
+    type = "invalid_request_error"
+    code = "head_too_large"
+
+
 class InternalError(ApiError):
     code = "internal_error"
 
     def __init__(self, message: str = "The server failed on this request.") -> None:
         super().__init__(message)
+
+
+class TooManyConnections(ApiError):
+    status = 503
+    code = "too_many_connections"
 
 
 class Unavailable(ApiError):

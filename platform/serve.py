@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import Iterator
 
-import uvicorn
 from rich.console import Console
 
 from loraplex.platform.banner import StartDisplay, banner
@@ -14,23 +11,7 @@ from loraplex.platform.config import Settings
 from loraplex.platform.engines.deployment import Deployment
 from loraplex.platform.errors import StartFailed
 from loraplex.platform.http.app import create_app
-
-SHUTDOWN_SECONDS = 10  # for answers under way
-
-
-class Server(uvicorn.Server):
-    """uvicorn's, but a signal ends `serve` and not the whole process after it."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+from loraplex.platform.http.server import HttpServer
 
 
 async def serve_until_stopped(settings: Settings, console: Console) -> None:
@@ -43,14 +24,7 @@ async def serve_until_stopped(settings: Settings, console: Console) -> None:
     with bind(settings.host, settings.port) as listener:
         display = StartDisplay(console)
         deployment = Deployment(settings, display.show)
-        server = Server(
-            uvicorn.Config(
-                create_app(deployment),
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            )
-        )
+        server = HttpServer(create_app(deployment), settings)
         side_tasks = [
             asyncio.create_task(_announce(deployment, display, listener)),
             asyncio.create_task(_stop_on_failure(deployment, server)),
@@ -93,6 +67,6 @@ async def _announce(deployment: Deployment, display: StartDisplay, listener: soc
         print(banner(host, port, deployment.settings.key, names), flush=True)  # noqa: T201
 
 
-async def _stop_on_failure(deployment: Deployment, server: uvicorn.Server) -> None:
+async def _stop_on_failure(deployment: Deployment, server: HttpServer) -> None:
     await deployment.wait_failed()
     server.should_exit = True

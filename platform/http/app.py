@@ -1,5 +1,6 @@
 """create_app: the HTTP application around one deployment."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -26,6 +27,7 @@ def create_app(deployment: Deployment) -> FastAPI:
 
     app = FastAPI(title="Loraplex", version=__version__, lifespan=lifespan)
     app.state.deployment = deployment
+    app.state.stopping = asyncio.Event()  # set when what is under way must end
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=deployment.settings.max_body_size)
     app.add_middleware(Authentication, authenticator=deployment.authenticator)

@@ -8,12 +8,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from loraplex.engine.errors import EngineError, PromptRejected, RequestRejected
 from loraplex.engine.protocol import FailureCode
 from loraplex.platform.errors import (
     ApiError,
     BodyTooLarge,
+    ClientGone,
     Fault,
     InternalError,
     InvalidRequest,
@@ -22,6 +24,8 @@ from loraplex.platform.errors import (
     Unavailable,
     Unprocessable,
 )
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,8 @@ FAILURES: dict[FailureCode, Callable[[RequestRejected], ApiError]] = {
 def add_error_handlers(app: FastAPI) -> None:
     for kind in (ApiError, EngineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
+    for kind in (ClientGone, ClientDisconnect):
+        app.add_exception_handler(kind, _leave)
 
 
 def api_error_of(error: Exception) -> ApiError:
@@ -115,3 +121,7 @@ def _of_http(error: HTTPException) -> ApiError:
 
 async def _handle(request: Request, error: Exception) -> Response:
     return error_response(api_error_of(error))
+
+
+async def _leave(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

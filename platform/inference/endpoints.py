@@ -12,6 +12,7 @@ from loraplex.platform.inference.completions import CompletionRenderer
 from loraplex.platform.inference.generation import Generation, run
 from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
 from loraplex.platform.inference.streaming import Renderer, answer_stream, answer_whole
+from loraplex.platform.inference.waiting import unless_gone
 
 router = APIRouter(prefix="/v1")
 
@@ -54,7 +55,7 @@ async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, principal: Caller, deployment: Serving
 ) -> Response:
     """The next message of a conversation, whole or as server-sent events."""
-    generation = await deployment.inference.chat(principal, body)
+    generation = await unless_gone(request, deployment.inference.chat(principal, body))
     renderer = ChatRenderer(generation, body.include_usage)
     return await _answer(request, generation, renderer, body, deployment)
 
@@ -64,7 +65,7 @@ async def create_completion(
     body: CompletionRequest, request: Request, principal: Caller, deployment: Serving
 ) -> Response:
     """What follows each prompt, whole or as server-sent events."""
-    generation = await deployment.inference.completion(principal, body)
+    generation = await unless_gone(request, deployment.inference.completion(principal, body))
     renderer = CompletionRenderer(generation, body.include_usage, body.echo is True)
     return await _answer(request, generation, renderer, body, deployment)
 

@@ -2,23 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import AsyncGenerator, Iterator
+from typing import Protocol
 
 import msgspec
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
+from loraplex.platform.errors import ClientGone, Unavailable
 from loraplex.platform.http.error_handlers import api_error_of
+from loraplex.platform.http.protocol import ClientConnection
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.responses import Usage
 from loraplex.platform.inference.results import ChoiceResult, UsageTally, collect
+from loraplex.platform.inference.unsent import Unsent
+from loraplex.platform.inference.waiting import unless_gone
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
-Result = TypeVar("Result")
 Events = AsyncGenerator[ChoiceEvent, None]
 _encode = msgspec.json.Encoder().encode
 
@@ -31,32 +32,78 @@ class Renderer(Protocol):
     def last(self, usage: Usage) -> msgspec.Struct: ...
 
 
-class ClientGone(Exception):
-    pass
+class EventStream(Response):
+    """Closes its source whichever way it ends, so that the request behind it is aborted.
 
-
-class EventStream(StreamingResponse):
-    """Closes its source whichever way it ends, so that the request behind it is aborted."""
+    Args:
+        max_unread: bytes that are kept for a client that reads more slowly than they come; with
+            more, it is cut off.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(frames, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self, request: Request, frames: AsyncGenerator[bytes, None], max_unread: int
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._request = request
         self._frames = frames
+        self._max_unread = max_unread
 
-    async def stream_response(self, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._frames):
-            await super().stream_response(send)
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            try:
+                await unless_gone(self._request, self._send_frames(send))
+            except ClientGone:
+                return
+            except Unavailable as stopping:
+                await _send(send, _frame(stopping.to_body()))
+            await _send(send, b"", is_last=True)
+
+    async def _send_frames(self, send: Send) -> None:
+        connection: ClientConnection = self._request.state.connection
+        async for frame in self._frames:
+            if connection.is_stalled:
+                return await self._send_slowly(send, frame, connection)
+            await _send(send, frame)
+
+    async def _send_slowly(self, send: Send, frame: bytes, connection: ClientConnection) -> None:
+        """To a client that is behind: events are taken from the engine as they come all the same,
+        so that what is kept can be counted."""
+        unsent = Unsent(self._max_unread)
+        unsent.add(frame)
+
+        async def gather() -> None:
+            try:
+                async for later in self._frames:
+                    if not unsent.add(later):
+                        return connection.end()
+            finally:
+                unsent.close()
+
+        gathering = asyncio.create_task(gather())
+        try:
+            while content := await unsent.take():
+                await _send(send, content)
+        finally:
+            gathering.cancel()
+            await asyncio.gather(gathering, return_exceptions=True)
 
 
 async def answer_whole(
     request: Request, generation: Generation, events: Events, renderer: Renderer
 ) -> Response:
-    try:
-        async with contextlib.aclosing(events):
-            results, usage = await unless_gone(request, collect(generation, events))
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    """Raises ClientGone."""
+    async with contextlib.aclosing(events):
+        results, usage = await unless_gone(request, collect(generation, events))
     return Response(_encode(renderer.whole(results, usage)), media_type="application/json")
 
 
@@ -67,37 +114,18 @@ async def answer_stream(
     renderer: Renderer,
     include_usage: bool,
 ) -> Response:
-    """Waits for the first event, so that what is refused at once still gets its own status."""
-    try:
-        first = await unless_gone(request, anext(events))
-    except ClientGone:
-        await events.aclose()
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return EventStream(_frames(first, events, renderer, UsageTally(generation), include_usage))
-
-
-async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Awaits the work; cancels it as soon as the client hangs up.
+    """Waits for the first event, so that what is refused at once still gets its own status.
 
     Raises:
-        ClientGone: in that case.
+        ClientGone: where it does not come to that.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.create_task(_hang_up(request))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        first = await unless_gone(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    frames = _frames(first, events, renderer, UsageTally(generation), include_usage)
+    return EventStream(request, frames, request.app.state.deployment.settings.max_unread)
 
 
 async def _frames(
@@ -120,3 +148,7 @@ async def _frames(
 
 def _frame(content: object) -> bytes:
     return b"data: " + _encode(content) + b"\n\n"
+
+
+async def _send(send: Send, content: bytes, is_last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": not is_last})

@@ -1,0 +1,67 @@
+"""HttpServer: uvicorn with bounded connections, and an end that every caller is told of."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from loraplex.platform.config import Settings
+from loraplex.platform.http.connections import ConnectionLimits, Connections
+from loraplex.platform.http.protocol import protocol_of
+
+LAST_WORD_SECONDS = 1.0  # for the errors that end what did not finish in time
+
+
+class HttpServer(uvicorn.Server):
+    """A signal ends `serve` and not the whole process after it."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        self._stopping: asyncio.Event = app.state.stopping
+        self._grace = settings.shutdown_timeout
+        self._connections = Connections(
+            ConnectionLimits(
+                max_connections=settings.max_connections,
+                max_per_address=settings.max_connections_per_address,
+                request_timeout=settings.request_timeout,
+                send_timeout=settings.send_timeout,
+                keep_alive_timeout=settings.keep_alive_timeout,
+            )
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol_of(self._connections),
+                ws="none",
+                log_level="warning",
+                access_log=False,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets answers under way finish for `shutdown_timeout` seconds; then each of the others
+        ends with an error, and at last its connection."""
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(self._grace, self._stopping.set),
+            loop.call_later(self._grace + LAST_WORD_SECONDS, self._connections.end_all),
+        ]
+        try:
+            await super().shutdown(sockets)
+        finally:
+            for timer in timers:
+                timer.cancel()
