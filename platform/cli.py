@@ -1,8 +1,11 @@
 """The command line: `loraplex serve`, `loraplex capacity`."""
 
+import functools
+import inspect
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -41,64 +44,89 @@ def option(setting: str, metavar: str) -> Any:
     )
 
 
-Text = str | None  # Settings reads the values, so that it can name all faults at once
-Texts = list[str] | None  # of an option that can be given many times
+OPTIONS = {  # the settings that are options of `serve`, and what their values are called
+    "model": "FOLDER",
+    "served_model_name": "NAME",
+    "adapters": "NAME=FOLDER",
+    "allow_base_mismatch": "",
+    "base_prompts": "NAME=FILE",
+    "adapter_activations": "ADAPTER=ACTIVATION",
+    "adapter_base_prompts": "ADAPTER=BASE_PROMPT",
+    "host": "HOST",
+    "port": "PORT",
+    "api_key": "KEY",
+    "max_body_size": "BYTES",
+    "max_connections": "N",
+    "max_connections_per_address": "N",
+    "request_timeout": "SECONDS",
+    "send_timeout": "SECONDS",
+    "max_unread": "BYTES",
+    "keep_alive_timeout": "SECONDS",
+    "shutdown_timeout": "SECONDS",
+    "dtype": "auto|float32|bfloat16|float16",
+    "device": "auto|cpu|cuda",
+    "max_model_len": "N",
+    "max_num_seqs": "N",
+    "max_num_batched_tokens": "N",
+    "kv_cache_memory": "BYTES",
+    "block_size": "N",
+    "kv_group_size": "N",
+    "swap_memory": "BYTES",
+    "swap_disk": "BYTES",
+    "eviction": "cost|lru",
+    "eviction_half_life": "SECONDS",
+    "scheduling": "fair|fcfs",
+    "max_adapter_slots": "N",
+    "adapter_memory": "BYTES",
+    "seed": "N",
+    "hang_timeout": "SECONDS",
+    "step_timeout": "SECONDS",
+    "num_threads": "N",
+    "kernels": "auto|naive|triton",
+    "quantization": "none|int8",
+}
+
+
+def with_options(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+    """The command with one parameter for each of `OPTIONS`; it is called with those given."""
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        command({name: value for name, value in given.items() if value not in (None, False)})
+
+    parameters = [_parameter(setting, metavar) for setting, metavar in OPTIONS.items()]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {it.name: it.annotation for it in parameters}
+    return call
+
+
+def _parameter(setting: str, metavar: str) -> inspect.Parameter:
+    """Settings reads the values, so that it can name all faults at once."""
+    kind: Any = list[str] | None if setting in MAPPINGS else str | None
+    is_flag = Settings.model_fields[setting].annotation is bool
+    return inspect.Parameter(
+        option_of(setting).replace("-", "_"),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if is_flag else None,
+        annotation=Annotated[bool if is_flag else kind, option(setting, metavar)],
+    )
 
 
 @app.command()
-def serve(  # noqa: PLR0913 - one parameter per option
-    *,
-    model: Annotated[Text, option("model", "FOLDER")] = None,
-    served_model_name: Annotated[Text, option("served_model_name", "NAME")] = None,
-    adapter: Annotated[Texts, option("adapters", "NAME=FOLDER")] = None,
-    allow_base_mismatch: Annotated[bool, option("allow_base_mismatch", "")] = False,
-    base_prompt: Annotated[Texts, option("base_prompts", "NAME=FILE")] = None,
-    adapter_activation: Annotated[
-        Texts, option("adapter_activations", "ADAPTER=ACTIVATION")
-    ] = None,
-    adapter_base_prompt: Annotated[
-        Texts, option("adapter_base_prompts", "ADAPTER=BASE_PROMPT")
-    ] = None,
-    host: Annotated[Text, option("host", "HOST")] = None,
-    port: Annotated[Text, option("port", "PORT")] = None,
-    api_key: Annotated[Text, option("api_key", "KEY")] = None,
-    max_body_size: Annotated[Text, option("max_body_size", "BYTES")] = None,
-    max_connections: Annotated[Text, option("max_connections", "N")] = None,
-    max_connections_per_address: Annotated[Text, option("max_connections_per_address", "N")] = None,
-    request_timeout: Annotated[Text, option("request_timeout", "SECONDS")] = None,
-    send_timeout: Annotated[Text, option("send_timeout", "SECONDS")] = None,
-    max_unread: Annotated[Text, option("max_unread", "BYTES")] = None,
-    keep_alive_timeout: Annotated[Text, option("keep_alive_timeout", "SECONDS")] = None,
-    shutdown_timeout: Annotated[Text, option("shutdown_timeout", "SECONDS")] = None,
-    dtype: Annotated[Text, option("dtype", "auto|float32|bfloat16|float16")] = None,
-    device: Annotated[Text, option("device", "auto|cpu|cuda")] = None,
-    max_model_len: Annotated[Text, option("max_model_len", "N")] = None,
-    max_num_seqs: Annotated[Text, option("max_num_seqs", "N")] = None,
-    max_num_batched_tokens: Annotated[Text, option("max_num_batched_tokens", "N")] = None,
-    kv_cache_memory: Annotated[Text, option("kv_cache_memory", "BYTES")] = None,
-    block_size: Annotated[Text, option("block_size", "N")] = None,
-    kv_group_size: Annotated[Text, option("kv_group_size", "N")] = None,
-    swap_memory: Annotated[Text, option("swap_memory", "BYTES")] = None,
-    swap_disk: Annotated[Text, option("swap_disk", "BYTES")] = None,
-    eviction: Annotated[Text, option("eviction", "cost|lru")] = None,
-    eviction_half_life: Annotated[Text, option("eviction_half_life", "SECONDS")] = None,
-    scheduling: Annotated[Text, option("scheduling", "fair|fcfs")] = None,
-    max_adapter_slots: Annotated[Text, option("max_adapter_slots", "N")] = None,
-    adapter_memory: Annotated[Text, option("adapter_memory", "BYTES")] = None,
-    seed: Annotated[Text, option("seed", "N")] = None,
-    hang_timeout: Annotated[Text, option("hang_timeout", "SECONDS")] = None,
-    step_timeout: Annotated[Text, option("step_timeout", "SECONDS")] = None,
-    num_threads: Annotated[Text, option("num_threads", "N")] = None,
-    kernels: Annotated[Text, option("kernels", "auto|naive|triton")] = None,
-    quantization: Annotated[Text, option("quantization", "none|int8")] = None,
-) -> None:
+@with_options
+def serve(given: dict[str, Any]) -> None:
     """Serve a model and its adapters over an OpenAI-compatible API.
 
     Every option can also be set as an environment variable: --max-model-len is
     LORAPLEX_MAX_MODEL_LEN. Data lives under LORAPLEX_HOME, by default ~/.loraplex.
     """
-    given = {name: value for name, value in locals().items() if value not in (None, False)}
-    _serve(given)
+    try:
+        gather_mappings(given)
+        uvloop.run(serve_until_stopped(load_settings(given), console))
+    except SettingsRefused as refusal:
+        raise _complain(refusal.faults, EXIT_REFUSED) from refusal
+    except StartFailed as failure:
+        raise _complain(failure.faults, EXIT_FAILED) from failure
 
 
 @app.command(
