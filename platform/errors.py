@@ -27,10 +27,28 @@ Messages of `ApiError` reach a tenant: no path, no trace.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MAX_FAULTS = 10  # that an answer lists; the rest is counted
+MAX_LISTED = 50  # that an error may bring
+MAX_MESSAGE, MAX_PARAM = 500, 100  # characters that are shown
+
 
 class Fault(NamedTuple):
     param: str | None
     message: str
+
+    @property
+    def shown(self) -> "Fault":
+        """Cut short where it quotes something long."""
+        param = None if self.param is None else clip(self.param, MAX_PARAM)
+        return Fault(param, clip(self.message, MAX_MESSAGE))
+
+
+def clip(text: str, limit: int) -> str:
+    """The text, or its beginning and how long it is."""
+    if len(text) <= limit:
+        return text
+    end = f"… ({len(text)} characters)"
+    return text[: limit - len(end)] + end
 
 
 class PlatformError(Exception):
@@ -67,6 +85,7 @@ class ApiError(PlatformError):
         self.param = param
         self.code = code or self.code
         self.faults: list[Fault] = []
+        self.num_faults = 0  # where there are more than are listed
         super().__init__(message)
 
     @property
@@ -75,13 +94,15 @@ class ApiError(PlatformError):
 
     def to_body(self) -> dict[str, object]:
         error: dict[str, object] = {
-            "message": self.message,
+            "message": clip(self.message, MAX_FAULTS * MAX_MESSAGE),
             "type": self.type,
-            "param": self.param,
+            "param": self.param and clip(self.param, MAX_PARAM),
             "code": self.code,
         }
         if len(self.faults) > 1:
-            error["faults"] = [fault._asdict() for fault in self.faults]
+            error["faults"] = [fault.shown._asdict() for fault in self.faults[:MAX_LISTED]]
+        if self.num_faults > len(self.faults[:MAX_LISTED]):
+            error["num_faults"] = self.num_faults
         return {"error": error}
 
 
@@ -93,9 +114,14 @@ class InvalidRequest(ApiError):
     code = "invalid_value"
 
     @classmethod
-    def of(cls, faults: Sequence[Fault]) -> "InvalidRequest":
-        error = cls("; ".join(fault.message for fault in faults), faults[0].param)
-        error.faults = list(faults)
+    def of(cls, faults: Sequence[Fault], count: int = 0) -> "InvalidRequest":
+        """Of the first faults, where `count` is how many there are."""
+        first = [fault.shown for fault in faults[:MAX_FAULTS]]
+        more = max(count, len(faults)) - len(first)
+        message = "; ".join(fault.message for fault in first)
+        error = cls(f"{message}; and {more} more" if more else message, first[0].param)
+        error.faults = first
+        error.num_faults = len(first) + more
         return error
 
 
@@ -118,7 +144,8 @@ class ModelNotFound(ApiError):
     code = "model_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"The model '{name}' does not exist or you may not use it.", "model")
+        shown = clip(name, MAX_PARAM)
+        super().__init__(f"The model '{shown}' does not exist or you may not use it.", "model")
 
 
 class BasePromptNotFound(ApiError):
@@ -127,8 +154,9 @@ class BasePromptNotFound(ApiError):
     code = "base_prompt_not_found"
 
     def __init__(self, name: str) -> None:
+        shown = clip(name, MAX_PARAM)
         super().__init__(
-            f"There is no base prompt '{name}'; GET /v1/base_prompts lists them.", "base_prompt"
+            f"There is no base prompt '{shown}'; GET /v1/base_prompts lists them.", "base_prompt"
         )
 
 

@@ -12,10 +12,13 @@ from loraplex.platform.http import operations
 from loraplex.platform.http.edge import Authentication, BodyLimit, RequestId
 from loraplex.platform.http.error_handlers import add_error_handlers
 from loraplex.platform.inference import endpoints as inference
+from loraplex.platform.inference.bodies.route import BodyReader
 
 
 def create_app(deployment: Deployment) -> FastAPI:
     """The deployment starts and stops with the application. Until it is ready, answers are 503."""
+
+    bodies = BodyReader(deployment.settings.max_body_size)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -23,10 +26,12 @@ def create_app(deployment: Deployment) -> FastAPI:
         try:
             yield
         finally:
+            bodies.close()
             await deployment.stop()
 
     app = FastAPI(title="Loraplex", version=__version__, lifespan=lifespan)
     app.state.deployment = deployment
+    app.state.bodies = bodies
     app.state.stopping = asyncio.Event()  # set when what is under way must end
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=deployment.settings.max_body_size)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from loraplex.engine.errors import EngineError, PromptRejected, RequestRejected
 from loraplex.engine.protocol import FailureCode
 from loraplex.platform.errors import (
+    MAX_FAULTS,
     ApiError,
     BodyTooLarge,
     ClientGone,
@@ -24,6 +24,7 @@ from loraplex.platform.errors import (
     Unavailable,
     Unprocessable,
 )
+from loraplex.platform.http.faults import fault_of
 
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
@@ -63,7 +64,8 @@ def api_error_of(error: Exception) -> ApiError:
         case EngineError():
             return _of_engine(error)
         case RequestValidationError():
-            return InvalidRequest.of([fault_of(detail) for detail in error.errors()])
+            details = error.errors()
+            return InvalidRequest.of([fault_of(it) for it in details[:MAX_FAULTS]], len(details))
         case HTTPException():
             return _of_http(error)
         case _:
@@ -75,24 +77,6 @@ def error_response(error: ApiError) -> Response:
     """In ASCII, since a message may quote what is no text."""
     body = json.dumps(error.to_body())
     return Response(body, error.status, error.headers, "application/json")
-
-
-def fault_of(detail: ErrorDetails) -> Fault:
-    """One finding of pydantic in OpenAI's words: which parameter, and what is allowed."""
-    where = [part for part in detail["loc"] if part != "body"]
-    kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
-    if kind == "json_invalid":
-        return Fault(None, f"The body is not valid JSON: {detail['ctx']['error']}")
-    if not where:
-        return Fault(
-            None, "The body must be a JSON object, sent with content-type application/json"
-        )
-    param = ".".join(str(part) for part in where)
-    if kind == "extra_forbidden":
-        return Fault(param, f"Unknown parameter: {param}")
-    if kind == "missing":
-        return Fault(param, f"Missing required parameter: {param}")
-    return Fault(param, f"{param}: {message}")
 
 
 def _of_engine(error: EngineError) -> ApiError:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from loraplex.platform.auth.principal import Principal, current_principal
 from loraplex.platform.catalog.service import Model
 from loraplex.platform.engines.deployment import Deployment, current_deployment
+from loraplex.platform.inference.bodies.route import JsonRoute
 from loraplex.platform.inference.chat import ChatRenderer
 from loraplex.platform.inference.completions import CompletionRenderer
 from loraplex.platform.inference.generation import Generation, run
@@ -14,7 +15,7 @@ from loraplex.platform.inference.schemas import ChatCompletionRequest, Completio
 from loraplex.platform.inference.streaming import Renderer, answer_stream, answer_whole
 from loraplex.platform.inference.waiting import unless_gone
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
 Caller = Annotated[Principal, Depends(current_principal)]
 Serving = Annotated[Deployment, Depends(current_deployment)]

@@ -16,6 +16,7 @@ from loraplex.platform.inference.sampling_fields import (
 )
 
 MAX_PROMPTS = 1024
+MAX_MESSAGES = 2048
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions only
 
 
@@ -97,7 +98,7 @@ class Message(BaseModel):
 
 
 class ChatCompletionRequest(SamplingFields):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

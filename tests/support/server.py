@@ -92,6 +92,10 @@ class Server:
         assert self.metric("loraplex:kv_blocks") == self.metric("loraplex:kv_blocks_free") > 0
         assert self.metric("loraplex:adapter_references") == 0
 
+    def memory(self) -> int:
+        """Bytes that the API's process has in memory."""
+        return int(psutil.Process(self._process.pid).memory_info().rss)
+
     def engine(self) -> psutil.Process:
         """The engine's process, as soon as there is one."""
         deadline = time.monotonic() + 60

@@ -1,0 +1,60 @@
+"""MemoryBudget: how many bytes of bodies the server holds at once."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+
+class _Wait(NamedTuple):
+    tenant: str
+    num_bytes: int
+    turn: asyncio.Future[None]
+
+
+class MemoryBudget:
+    """First come, first served, but a tenant at its own limit holds up nobody else.
+
+    Args:
+        max_bytes: of all together.
+        per_tenant: of one tenant.
+    """
+
+    def __init__(self, max_bytes: int, per_tenant: int) -> None:
+        self._left = max_bytes
+        self._per_tenant = per_tenant
+        self._held: Counter[str] = Counter()
+        self._waits: list[_Wait] = []
+
+    @contextlib.asynccontextmanager
+    async def hold(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
+        """Waits until there is room, and takes it up."""
+        wait = _Wait(tenant, num_bytes, asyncio.get_running_loop().create_future())
+        self._waits.append(wait)
+        self._hand_out()
+        try:
+            await wait.turn
+            yield
+        finally:
+            if wait in self._waits:
+                self._waits.remove(wait)
+            else:
+                self._left += num_bytes
+                self._held[tenant] -= num_bytes
+                if not self._held[tenant]:
+                    del self._held[tenant]
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        for wait in list(self._waits):
+            if wait.turn.done():  # it was cancelled, and leaves by itself
+                continue
+            if self._held[wait.tenant] + wait.num_bytes > self._per_tenant:
+                continue
+            if wait.num_bytes > self._left:
+                return
+            self._waits.remove(wait)
+            self._left -= wait.num_bytes
+            self._held[wait.tenant] += wait.num_bytes
+            wait.turn.set_result(None)

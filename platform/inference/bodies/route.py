@@ -1,0 +1,108 @@
+"""JsonRoute: a route whose body is read, bounded and checked before FastAPI sees the request."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.inference.bodies.budget import MemoryBudget
+from loraplex.platform.inference.bodies.parsing import Body, parse
+from loraplex.platform.inference.bodies.process import ParsingProcess
+from loraplex.platform.inference.waiting import unless_gone, unless_stopping
+
+BODIES_AT_ONCE = 16  # of the largest size, that are held in memory
+FREE_BYTES = 2**16  # of a body that need no room of their own
+# What is parsed at once, on the event loop: some milliseconds of work at most.
+MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 2**20, 20_000, 4_000
+
+
+class BodyReader:
+    """What the routes share: room for bodies, and a process that parses the large ones."""
+
+    def __init__(self, max_body_size: int) -> None:
+        self._max_body_size = max_body_size
+        max_bytes = BODIES_AT_ONCE * max_body_size
+        self._budget = MemoryBudget(max_bytes, max_bytes // 2)
+        self._process = ParsingProcess()
+
+    def close(self) -> None:
+        self._process.close()
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
+        """The request's body, which takes up room until the context ends.
+
+        Raises:
+            InvalidRequest: if it is not a legal one.
+            ClientGone: if its client hangs up.
+        """
+        _check_content_type(request)
+        tenant: str = request.state.principal.tenant
+        async with contextlib.AsyncExitStack() as stack:
+            size = self._size(request)
+            if size > FREE_BYTES:
+                room = self._budget.hold(tenant, size)
+                await unless_stopping(request, stack.enter_async_context(room))
+            content = await unless_stopping(request, request.body())
+            if _is_small(content):
+                yield parse(kind, content)
+            else:
+                parsing = self._process.parse(tenant, kind, content)
+                del content
+                yield await unless_gone(request, parsing)
+
+    def _size(self, request: Request) -> int:
+        announced = request.headers.get("content-length", "")
+        size = int(announced) if announced.isdecimal() else self._max_body_size
+        return min(size, self._max_body_size)
+
+
+class JsonRoute(APIRoute):
+    """The endpoint's body is read by the application's `BodyReader`."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        kind: Any = self.body_field.field_info.annotation
+
+        async def read_first(request: Request) -> Response:
+            reader: BodyReader = request.app.state.bodies
+            async with reader.read(request, kind) as body:
+                return await handle(_ReadRequest(request, body))
+
+        return read_first
+
+
+class _ReadRequest(Request):
+    """Its body is a checked object, which FastAPI takes as it is."""
+
+    def __init__(self, request: Request, body: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._checked = body
+
+    async def body(self) -> bytes:
+        return b"{}"
+
+    async def json(self) -> Any:
+        return self._checked
+
+
+def _check_content_type(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = kind.startswith("application/") and kind.removeprefix("application/").split("+")[-1]
+    if is_json != "json":
+        raise InvalidRequest(
+            "The body must be a JSON object, sent with content-type application/json"
+        )
+
+
+def _is_small(content: bytes) -> bool:
+    return (
+        len(content) <= MAX_BYTES
+        and content.count(b",") <= MAX_VALUES
+        and content.count(b"{") + content.count(b"[") <= MAX_CONTAINERS
+    )

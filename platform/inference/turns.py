@@ -1,0 +1,53 @@
+"""Turns: a few places that tenants take by turns, so that none of them holds all."""
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+
+
+class Turns:
+    """Who waits longest within a tenant is its next; tenants follow one another.
+
+    Args:
+        num_places: how many may be in at once.
+        per_tenant: how many of one tenant.
+    """
+
+    def __init__(self, num_places: int, per_tenant: int) -> None:
+        self._free = num_places
+        self._per_tenant = per_tenant
+        self._taken: Counter[str] = Counter()
+        self._last = ""  # the tenant that was let in last
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next tenant is first
+
+    @contextlib.asynccontextmanager
+    async def take(self, tenant: str) -> AsyncIterator[None]:
+        """Waits for a place, and holds it."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._hand_out()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._free += 1
+                self._taken[tenant] -= 1
+                if not self._taken[tenant]:
+                    del self._taken[tenant]
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        for tenant in sorted(self._waiting, key=lambda it: it == self._last):
+            queue = self._waiting[tenant]
+            while queue and queue[0].done():  # it was cancelled
+                queue.popleft()
+            if queue and self._free and self._taken[tenant] < self._per_tenant:
+                self._free -= 1
+                self._taken[tenant] += 1
+                self._last = tenant
+                queue.popleft().set_result(None)
+                self._waiting[tenant] = self._waiting.pop(tenant)  # behind the others
+            if not queue:
+                self._waiting.pop(tenant, None)
