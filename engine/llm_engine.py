@@ -211,6 +211,7 @@ class LLMEngine:
     def stats(self) -> EngineStats:
         return msgspec.structs.replace(
             self._metrics.stats(self._scheduler, self._adapters.stats()),
+            num_replayed_steps=self._runner.num_replayed,
             base_prompts=self._base_prompts.stats(),
             base_prompt_saved_tokens=self._base_prompts.num_saved_tokens,
         )
@@ -354,5 +355,6 @@ def _describe(config: EngineConfig, parts: EngineParts) -> EngineInfo:
         block_size=config.block_size,
         device=str(loaded.device),
         dtype=str(loaded.dtype).removeprefix("torch."),
+        recorded_steps=parts.runner.recorded_steps,
         pid=os.getpid(),
     )

@@ -290,6 +290,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_replayed_steps: int = 0  # of these, from a recording
     copied_blocks: int = 0  # copy-on-write
     swap_host_bytes: int = 0  # blocks in host memory
     swap_disk_bytes: int = 0  # blocks on disk
@@ -368,6 +369,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     block_size: int
     device: str
     dtype: str
+    recorded_steps: str  # which are replayed without the model's own code, and why others are not
     pid: int
 
 

@@ -13,6 +13,7 @@ from loraplex.adapters.injection import LoRASites, inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
 from loraplex.engine.build.offload import add_lower_tiers
+from loraplex.engine.build.recording import record_steps
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.kv.block_pool import BlockPool
@@ -38,11 +39,8 @@ from loraplex.engine.worker.attention import AttentionContext, install_attention
 from loraplex.engine.worker.forward import Forward
 from loraplex.engine.worker.kv_cache import KVCache, kv_format_of
 from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory
-from loraplex.engine.worker.model_runner import ModelRunner, RecordedSteps
+from loraplex.engine.worker.model_runner import ModelRunner
 from loraplex.engine.worker.prefault import MemoryWarmth
-from loraplex.engine.worker.replay.cuda_graphs import CudaCapture, StepGraphs
-from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
-from loraplex.engine.worker.replay.tapes import LARGEST_SAMPLE, StepTapes
 from loraplex.engine.worker.sampler import Sampler
 from loraplex.kernels.dispatch import NAIVE, choose_kernels
 from loraplex.kernels.kernel_set import Kernels
@@ -96,7 +94,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
     scheduler = _scheduler(config, loaded, kv, lora, stops)
     forward = Forward(loaded, attention, context)
-    recorded = _recorded_steps(config, forward, kv, kernels)
+    recorded = record_steps(config, forward, kv, kernels)
     transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
     runner = ModelRunner(forward, cache, Sampler(kernels), lora, recorded, transfers)
     return EngineParts(
@@ -134,23 +132,6 @@ def _scheduler(
     is_fair = config.scheduling == "fair"
     policy = FairPolicy(exempt=OPERATOR) if is_fair else FCFSPolicy()
     return Scheduler(kv, gate, policy, _limits(config, loaded), stops)
-
-
-@torch.inference_mode()
-def _recorded_steps(
-    config: EngineConfig, forward: Forward, kv: KVCacheManager, kernels: Kernels
-) -> RecordedSteps | None:
-    """For kernels that can be recorded: on a CPU when they are first needed, on CUDA at once."""
-    num_slots, num_rows = config.max_adapter_slots, config.max_num_seqs
-    if kernels is not NAIVE and forward.device.type == "cuda":
-        size = StepSize(num_rows, num_rows, num_rows)
-        buffers = StepBuffers(kv, size, num_slots, forward.device)
-        return StepGraphs(buffers, CudaCapture(num_rows), forward, num_slots)
-    if kernels.name == "cpu":
-        size = StepSize(config.max_num_batched_tokens, num_rows, num_rows)
-        buffers = StepBuffers(kv, size.grown(LARGEST_SAMPLE), num_slots, forward.device)
-        return StepTapes(buffers, forward, num_slots)
-    return None
 
 
 @torch.inference_mode()

@@ -15,7 +15,13 @@ from loraplex.engine.worker.sampler import Sampler
 
 
 class RecordedSteps(Protocol):
-    """Steps that can be replayed without the model's Python code."""
+    """Steps that can be replayed without the model's Python code.
+
+    Attributes:
+        description: what is recorded, and why something is not, for people.
+    """
+
+    description: str
 
     def run(self, step: FlatStep) -> Tensor | None:
         """-> [R, V] logits, there until the next step; None where such a step is not recorded."""
@@ -58,6 +64,12 @@ class ModelRunner:
         self._adapters = adapters
         self._recorded = recorded
         self._transfers = transfers
+        self.num_replayed = 0  # steps
+
+    @property
+    def recorded_steps(self) -> str:
+        """As `RecordedSteps.description`."""
+        return self._recorded.description if self._recorded is not None else "none"
 
     def prepare(self) -> bool:
         """As `RecordedSteps.prepare`."""
@@ -75,6 +87,7 @@ class ModelRunner:
         if not step.seq_ids:
             return StepOutput()
         logits = self._recorded.run(step.tokens) if self._recorded else None
+        self.num_replayed += logits is not None
         if logits is None:
             logits = self._forward(InputBatch.of(step.tokens, self._forward.device))
         return self._sampler.sample(logits, step.rows)

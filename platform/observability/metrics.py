@@ -49,6 +49,10 @@ COUNTERS = {
     "vllm:num_preemptions": ("num_preemptions", "Sequences set back to be computed again"),
     "loraplex:prompt_tokens_computed": ("computed_prompt_tokens", "Prompt tokens computed"),
     "loraplex:steps": ("num_steps", "Steps of the engine"),
+    "loraplex:steps_replayed": (
+        "num_replayed_steps",
+        "Steps of the engine played from a recording",
+    ),
     "loraplex:kv_blocks_copied": ("copied_blocks", "KV blocks copied on write"),
     "loraplex:swap_out_bytes": ("swap_out_bytes", "Bytes of KV blocks sent to host memory"),
     "loraplex:swap_in_bytes": ("swap_in_bytes", "Bytes of KV blocks brought back from there"),

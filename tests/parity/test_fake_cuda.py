@@ -63,6 +63,8 @@ def serve(folder: Path, adapter: Path, store: Path) -> dict[str, list[Choice]]:
         ),
     ]
     results = run(engine, requests)
+    assert engine.info.recorded_steps == "8 of 8 CUDA graphs"  # for 1, 2, 4 and 8 rows
+    assert engine.stats().num_replayed_steps > 0
     engine.close()
     return results
 

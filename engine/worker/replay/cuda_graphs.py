@@ -60,12 +60,16 @@ class StepGraphs:
         self._buffers = buffers
         self._sizes = capture.sizes
         self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
+        reasons: list[str] = []
         for with_lora in (False, True):
             try:
                 self._record(capture, forward, num_slots if with_lora else None)
             except CaptureRefused as reason:
                 kind = "with adapters " if with_lora else ""
-                logger.warning("decode steps %sare not recorded: %s", kind, reason)
+                reasons.append(f"decode steps {kind}are not recorded: {reason}")
+                logger.warning(reasons[-1])
+        counted = f"{len(self._graphs)} of {2 * len(self._sizes)} CUDA graphs"
+        self.description = "; ".join([counted, *reasons])
 
     def run(self, step: FlatStep) -> Tensor | None:
         """-> [S, V] logits of a decode step of S sequences, or None where the step is another one
@@ -113,7 +117,7 @@ def ladder(max_rows: int) -> list[int]:
 
 @dataclass(frozen=True)
 class CudaGraph:
-    """A recorded forward pass; the memory of its results is that of the other graphs, too."""
+    """A recorded forward pass, whose results go where those of the other graphs go, too."""
 
     graph: torch.cuda.CUDAGraph
     logits: Tensor
@@ -125,37 +129,75 @@ class CudaGraph:
 
 
 class CudaCapture:
-    """Records CUDA graphs, which share their memory: one runs at a time."""
+    """Records CUDA graphs, which share their memory: one runs at a time.
+
+    Logits leave a graph's own memory at its end: were they kept there, the memory of each graph
+    would be closed to the next.
+    """
 
     def __init__(self, max_rows: int) -> None:
         self.sizes = ladder(max_rows)
+        self._max_rows = max_rows
+        self._logits: Tensor | None = None  # [max_rows, V]
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(self, forward: Callable[[], Tensor]) -> CudaGraph:
-        """As `GraphCapture.capture`."""
+        """As `GraphCapture.capture`; what is wrong with the GPU itself is raised as it is."""
         graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream()
         try:
-            self._warm_up(forward)
+            logits = self._place_of(self._warm_up(forward))
             # Adapters are read on other threads, which may allocate meanwhile.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
-                logits = forward()
-        except RuntimeError as error:  # the pass looked at a value on the host, or the like
+                logits.copy_(forward())
+        except RuntimeError as error:
+            self._begin_anew()
+            if not _is_about_replay(error):
+                raise
             raise CaptureRefused(str(error).partition("\n")[0]) from error
+        finally:
+            torch.cuda.set_stream(before)  # torch stays on the stream of what breaks off
         return CudaGraph(graph, logits)
 
-    def _warm_up(self, forward: Callable[[], Tensor]) -> None:
+    def _warm_up(self, forward: Callable[[], Tensor]) -> Tensor:
         """Lets libraries allocate and kernels be compiled, then makes sure that nothing waits for
-        the GPU: a recording would break off there, and leave torch's allocator in its middle."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this mode is a prototype
-            forward()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+        the GPU: a recording would break off there, and leave torch's allocator in its middle.
+
+        Returns:
+            What `forward` gives.
+        """
+        before = torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(self._stream), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this mode is a prototype
                 forward()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.current_stream().wait_stream(self._stream)
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    return forward()
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+        finally:
+            before.wait_stream(self._stream)
+
+    def _place_of(self, logits: Tensor) -> Tensor:
+        """The rows of the shared memory that such logits go to."""
+        if self._logits is None:
+            self._logits = logits.new_zeros(self._max_rows, logits.shape[1])
+        return self._logits[: len(logits)]
+
+    def _begin_anew(self) -> None:
+        """A recording that broke off may have left its memory and its stream in the middle."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def _is_about_replay(error: RuntimeError) -> bool:
+    """Whether the pass does what cannot be recorded, while nothing is wrong with the GPU."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    text = str(error)
+    return "called a synchronizing CUDA operation" in text or "captur" in text.lower()

@@ -29,6 +29,8 @@ class StepTapes:
     the others. Each is recorded before its first step.
     """
 
+    description = "tapes of native calls, recorded when they are first needed"
+
     def __init__(
         self, buffers: StepBuffers, forward: Callable[[InputBatch], Tensor], num_slots: int
     ) -> None:

@@ -61,6 +61,7 @@ class FakeEngine:
         block_size=16,
         device="cpu",
         dtype="float32",
+        recorded_steps="none",
         pid=os.getpid(),
     )
     is_waiting = False

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.build import engine as assembly
+from loraplex.engine.build import recording
 from loraplex.engine.step import FlatStep
 from loraplex.engine.worker.input_batch import InputBatch
 from loraplex.engine.worker.replay.tapes import StepTapes
@@ -49,5 +49,5 @@ class CheckedTapes(StepTapes):
 def check_steps(monkeypatch: pytest.MonkeyPatch) -> StepLog:
     """Makes the engines that are assembled from now on check their steps."""
     log = StepLog()
-    monkeypatch.setattr(assembly, "StepTapes", partial(CheckedTapes, log))
+    monkeypatch.setattr(recording, "StepTapes", partial(CheckedTapes, log))
     return log

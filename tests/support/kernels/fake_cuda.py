@@ -165,7 +165,7 @@ class FakeRuntime:
             "current_stream": lambda *_: self.current,
             "set_stream": self._set_stream,
             "stream": self._stream,
-            "graph": lambda _graph, *, stream, **_: self._stream(stream),
+            "graph": self._graph,
             "set_sync_debug_mode": lambda mode: None,
             "synchronize": self._wait,
             "empty_cache": lambda: None,
@@ -184,6 +184,16 @@ class FakeRuntime:
 
     def _set_stream(self, stream: FakeStream) -> None:
         self.current = stream
+
+    @contextlib.contextmanager
+    def _graph(self, _graph: object, *, stream: FakeStream, **_: object) -> Iterator[None]:
+        """As torch's, which stays on the stream of a recording that breaks off."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        except Exception as error:
+            raise RuntimeError("operation failed due to a previous error during capture") from error
+        self.current = before
 
     @contextlib.contextmanager
     def _stream(self, stream: FakeStream) -> Iterator[None]:

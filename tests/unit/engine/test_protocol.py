@@ -116,6 +116,7 @@ EVENTS: list[Event] = [
         block_size=16,
         device="cpu",
         dtype="float32",
+        recorded_steps="none",
         pid=1,
     ),
 ]

@@ -1,10 +1,16 @@
-"""The sizes that decode steps are padded to where they are recorded as CUDA graphs."""
+"""CUDA graphs: for which sizes steps are recorded, and what becomes of one that cannot be."""
+
+from collections.abc import Callable
+from itertools import count
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.kernels.fake_cuda import FakeRuntime, fake_runtime
+from torch import Tensor
 
-from loraplex.engine.worker.replay.cuda_graphs import ladder
+from loraplex.engine.worker.replay.cuda_graphs import CaptureRefused, CudaCapture, ladder
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,77 @@ def test_the_ladder_rises_by_few_rows_at_a_time(max_rows: int) -> None:
 
     gaps = [b - a for a, b in zip([0, *sizes], sizes, strict=False)]
     assert 0 < min(gaps) <= max(gaps) <= 8
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    return fake_runtime(monkeypatch)
+
+
+def logits_of(num_rows: int) -> Callable[[], Tensor]:
+    return lambda: torch.full((num_rows, 10), float(num_rows))
+
+
+def fails_at_call(number: int, error: Exception) -> Callable[[], Tensor]:
+    """A forward pass that computes until it is called for the so-manieth time."""
+    calls = count(1)
+
+    def forward() -> Tensor:
+        if next(calls) == number:
+            raise error
+        return torch.zeros(2, 10)
+
+    return forward
+
+
+@pytest.mark.usefixtures("runtime")
+def test_all_graphs_put_their_logits_into_the_same_memory() -> None:
+    capture = CudaCapture(8)
+
+    graphs = [capture.capture(logits_of(rows)) for rows in (8, 4, 1)]
+
+    assert len({graph.logits.data_ptr() for graph in graphs}) == 1
+    assert [len(graph.logits) for graph in graphs] == [8, 4, 1]
+    assert graphs[-1].logits[0, 0] == 1.0
+
+
+SYNC = RuntimeError("called a synchronizing CUDA operation")
+WARM_UP, RECORDING = 2, 3  # the calls of the forward pass in which it may break off
+
+
+@pytest.mark.parametrize("call", [WARM_UP, RECORDING])
+def test_what_cannot_be_recorded_is_refused_on_the_stream_that_was_current(
+    runtime: FakeRuntime, call: int
+) -> None:
+    capture, before = CudaCapture(8), runtime.current
+
+    with pytest.raises(CaptureRefused):
+        capture.capture(fails_at_call(call, SYNC))
+
+    assert runtime.current is before
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Failed to find C compiler"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ],
+    ids=["no memory", "no compiler", "broken context"],
+)
+def test_what_is_wrong_with_the_gpu_is_not_taken_for_a_pass_that_cannot_be_recorded(
+    error: RuntimeError,
+) -> None:
+    with pytest.raises(RuntimeError, match=str(error)):
+        CudaCapture(8).capture(fails_at_call(1, error))
+
+
+@pytest.mark.usefixtures("runtime")
+def test_after_a_refusal_another_pass_is_recorded() -> None:
+    capture = CudaCapture(8)
+    with pytest.raises(CaptureRefused):
+        capture.capture(fails_at_call(RECORDING, SYNC))
+
+    assert capture.capture(logits_of(4)).logits.tolist() == [[4.0] * 10] * 4
