@@ -7,11 +7,15 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers.utils import logging
 from transformers.utils.import_utils import is_accelerate_available
 
 from loraplex.engine.errors import UnsupportedModel
 from loraplex.engine.model.probe import ATTENTION
+
+# What the library says of its types changes with what else is imported.
+transformers_logging: Any = logging
+_AutoModel: Any = AutoModelForCausalLM
 
 _SHOWN = 5  # tensors that a refusal names
 _LONGEST = 300  # characters of a library's message that a refusal quotes
@@ -26,11 +30,11 @@ def read_weights(
         UnsupportedModel: the files cannot be read, or their tensors are not exactly the model's.
     """
     _refuse_adapter(folder)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    verbosity = transformers_logging.get_verbosity()  # type: ignore[no-untyped-call]
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = _AutoModel.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -46,7 +50,7 @@ def read_weights(
     except Exception as error:  # the library raises whatever its parts meet in a bad checkpoint
         raise UnsupportedModel(_cannot_load(folder, config, error)) from error
     finally:
-        transformers_logging.set_verbosity(verbosity)  # type: ignore[no-untyped-call]
+        transformers_logging.set_verbosity(verbosity)
     if getattr(model, "is_quantized", False):
         raise UnsupportedModel(_is_quantized(folder, config))
     faults = _faults(model, report)
