@@ -24,6 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # None: what the model's config says
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024  # token budget of one step
+    max_num_waiting: int = 4096  # prompts of one tenant that may wait
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
     block_size: int = 8
     kv_group_size: int | None = None  # layers that share a block; None: by the stored adapters
@@ -81,6 +82,7 @@ _MINIMA = (
     ("max_model_len", 2),
     ("max_num_seqs", 1),
     ("max_num_batched_tokens", 1),
+    ("max_num_waiting", 1),
     ("kv_cache_memory", 1),
     ("block_size", 1),
     ("kv_group_size", 1),

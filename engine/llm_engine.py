@@ -58,6 +58,7 @@ class LLMEngine:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._seeds = RequestSeeds(config.seed)
+        self._max_num_waiting = config.max_num_waiting
         self._metrics = StepMetrics()
         self._adapters = AdapterDesk(parts.lora)
         self._check = IdleCheck(parts.scheduler.kv)
@@ -100,6 +101,7 @@ class LLMEngine:
         terms = self._adapters.terms(request.adapter)
         request, prompt = self._base_prompts.apply(request, terms.base_prompt)
         self._refuse_impossible(request)
+        self._refuse_too_many(request.tenant)
         sampling = request.sampling
         sequence = Sequence(
             request,
@@ -248,6 +250,16 @@ class LLMEngine:
             raise _invalid(
                 f"logit_bias and stop_token_ids take token ids below {vocab_size}",
                 "logit_bias" if sampling.logit_bias else "stop_token_ids",
+            )
+
+    def _refuse_too_many(self, tenant: str) -> None:
+        """Those that run count, too: after a restart they come again and wait."""
+        most = self._max_num_waiting + self.info.max_num_seqs
+        if self._scheduler.num_open(tenant) >= most:
+            raise RequestRejected(
+                FailureCode.QUEUE_FULL,
+                f"{self._max_num_waiting} prompts of this tenant wait already; try again when some "
+                "of them are done.",
             )
 
     def _fit(self, sequence: Sequence) -> None:

@@ -24,6 +24,7 @@ class FailureCode(StrEnum):
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     BUDGET_EXCEEDED = "budget_exceeded"
+    QUEUE_FULL = "queue_full"
     ADAPTER_NOT_FOUND = "adapter_not_found"
     ADAPTER_REJECTED = "adapter_rejected"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
@@ -76,6 +77,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     adapter: AdapterRef | None = None  # None: the base model
     base_prompt: BasePromptRef | None = None  # put before the prompt; None: the adapter's, if any
     priority: int = 0  # lower runs first
+    call_id: str | None = None  # of all prompts of one API call, which let other calls pass
     resume: Resume | None = None  # goes on behind these tokens; events tell of new ones only
 
     @property

@@ -76,6 +76,8 @@ class Sequence:
         self.base_prompt: BasePromptRef | None = None  # that its tokens begin with
         self.output = Output.GENERATE
         self.priority = request.priority
+        self.call = request.call_id  # whose prompts take turns with other calls; None: its own
+        self.turn = 0  # set by the waiting queue
         self.arrival = self.seq_id
         self.sampling: SamplingParams = request.sampling
         self.seed = seed
@@ -121,9 +123,10 @@ class Sequence:
         return self.sampling.n if self.num_output_tokens == 0 else 1
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Its place among its tenant's: by priority, lower first, then first come, first served."""
-        return self.priority, self.arrival
+    def rank(self) -> tuple[int, int, int]:
+        """Its place among its tenant's: by priority, lower first, then by its call's turns, then
+        first come, first served."""
+        return self.priority, self.turn, self.arrival
 
     @property
     def prompt_token_ids(self) -> list[int]:

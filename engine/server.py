@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -46,6 +47,7 @@ EXIT_FAILED = 1  # a step failed; a fresh start may help
 EXIT_REFUSED = 3  # a restart would not help
 IDLE_MS = 250  # how often an idle engine looks whether its parent still lives
 LOADING_MS = 5
+COMMAND_SECONDS = 0.01  # between two steps, spent on commands
 
 logger = logging.getLogger(__name__)
 
@@ -118,15 +120,25 @@ class EngineServer:
 
     def _turn(self) -> None:
         self._heartbeat.enter(Phase.WAIT)
-        commands = self._mailbox.receive(self._patience())
+        self._mailbox.wait(self._patience())
         self._heartbeat.enter(Phase.WORK)
-        for command in commands:
-            self._obey(command)
+        num_commands = self._obey_some()
         if self._engine.has_work or self._engine.is_waiting:
             self._send(self._engine.step())
             self._is_prepared = False
-        elif not commands and not self._is_prepared:
+        elif not num_commands and not self._is_prepared:
             self._is_prepared = not self._engine.prepare()
+
+    def _obey_some(self) -> int:
+        """Obeys the commands that are there, but leaves some for later before a step has to wait
+        for very many; returns how many it obeyed."""
+        end, count = time.monotonic() + COMMAND_SECONDS, 0
+        for command in self._mailbox.receive():
+            self._obey(command)
+            count += 1
+            if time.monotonic() >= end:
+                break
+        return count
 
     def _patience(self) -> int:
         if self._engine.has_work:
@@ -216,7 +228,8 @@ def serve(
     def progress(step: StartProgress) -> None:
         if os.getppid() != parent:
             raise StartRefused("The process that started this engine has ended.")
-        mailbox.receive(0)  # greets clients
+        for _ in mailbox.receive():  # greets clients
+            pass
         mailbox.send([step])
 
     try:

@@ -2,6 +2,7 @@
 
 import logging
 from collections import defaultdict
+from collections.abc import Iterator
 
 import msgspec
 import zmq
@@ -56,15 +57,24 @@ class Mailbox:
         """Ids of the requests that have not had their last event."""
         return list(self._owners)
 
-    def receive(self, timeout_ms: int) -> list[Command]:
-        """All commands that are there; if none is, those that come first within `timeout_ms`.
+    def wait(self, timeout_ms: int) -> None:
+        """Returns when a command is there, or after `timeout_ms`."""
+        self._socket.poll(timeout_ms)
+
+    def receive(self) -> Iterator[Command]:
+        """The commands that are there, one after another; what is not taken waits.
 
         A `Hello` is answered here. Commands that cannot be read are refused here.
         """
-        commands = self._take_all()
-        if not commands and timeout_ms and self._socket.poll(timeout_ms):
-            commands = self._take_all()
-        return commands
+        while True:
+            try:
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) != 1:
+                logger.error("Dropped a message of %d frames; commands have one", len(frames))
+            elif (command := self._open(client, frames[0])) is not None:
+                yield command
 
     def send(self, events: list[Event]) -> list[str]:
         """Returns the ids of requests whose client has gone; nobody waits for them any more."""
@@ -84,18 +94,6 @@ class Mailbox:
         """Sends what is under way for at most a second."""
         self._socket.close(linger=1000)
         self._context.term()
-
-    def _take_all(self) -> list[Command]:
-        commands: list[Command] = []
-        while True:
-            try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return commands
-            if len(frames) != 1:
-                logger.error("Dropped a message of %d frames; commands have one", len(frames))
-            elif (command := self._open(client, frames[0])) is not None:
-                commands.append(command)
 
     def _open(self, client: bytes, frame: bytes) -> Command | None:
         try:

@@ -68,6 +68,7 @@ OPTIONS = {  # the settings that are options of `serve`, and what their values a
     "max_model_len": "N",
     "max_num_seqs": "N",
     "max_num_batched_tokens": "N",
+    "max_num_waiting": "N",
     "kv_cache_memory": "BYTES",
     "block_size": "N",
     "kv_group_size": "N",

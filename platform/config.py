@@ -156,6 +156,9 @@ class Settings(BaseSettings):
     )
     max_num_seqs: int = Field(64, ge=1, description="Most sequences that run at once")
     max_num_batched_tokens: int = Field(1024, ge=1, description="Most tokens of one step")
+    max_num_waiting: int = Field(
+        4096, ge=1, description="Most prompts of one tenant that wait; more are answered with 503"
+    )
     kv_cache_memory: Bytes | None = Field(
         None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
     )

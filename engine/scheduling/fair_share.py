@@ -27,6 +27,10 @@ class FairPolicy(SchedulingPolicy):
         self._contending: set[str] = set()
         self._last: str | None = None  # whose turn it was last
 
+    def scope(self, tenant: str) -> str:
+        """Each tenant by itself: between tenants the counters decide."""
+        return tenant
+
     def turns(
         self,
         unfinished: Iterable[Sequence],

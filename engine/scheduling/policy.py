@@ -15,6 +15,10 @@ class SchedulingPolicy(ABC):
         self.ledger = ServiceLedger()
 
     @abstractmethod
+    def scope(self, tenant: str) -> str:
+        """Names the tenants alike whose calls take turns with each other."""
+
+    @abstractmethod
     def turns(
         self,
         unfinished: Iterable[Sequence],
@@ -37,7 +41,12 @@ class SchedulingPolicy(ABC):
 
 
 class FCFSPolicy(SchedulingPolicy):
-    """One order for all, whoever asks: by priority (lower first), then first come, first served."""
+    """One order for all, whoever asks: by priority (lower first), then first come, first served;
+    but the prompts of one call let calls that come later pass."""
+
+    def scope(self, tenant: str) -> str:
+        """All tenants are one."""
+        return ""
 
     def turns(
         self,

@@ -1,12 +1,13 @@
 """WaitingQueue: the sequences that wait. TurnQueue: who of the contenders for a step comes next."""
 
-from bisect import insort
-from collections import deque
+from bisect import bisect_left, insort
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.scheduling.call_turns import CallTurns, Scope
 from loraplex.engine.sequence import Sequence
 
 Line = tuple[str, AdapterRef | None]  # the tenant and the adapter of all who stand in it
@@ -14,13 +15,17 @@ Line = tuple[str, AdapterRef | None]  # the tenant and the adapter of all who st
 
 class WaitingQueue:
     """Each line is in order of rank. What keeps the first of a line from its turn mostly keeps all
-    behind it, so that a step need only look at the heads, however many wait."""
+    behind it, so that a step need only look at the heads, however many wait. To come and to go
+    costs O(log n)."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope = lambda tenant: tenant) -> None:
+        """`scope`: who of the tenants take turns as if they were one."""
         self._lines: dict[Line, list[Sequence]] = {}
+        self._turns = CallTurns(scope)
+        self._num_waiting: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return self._num_waiting.total()
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._lines.values())
@@ -38,20 +43,46 @@ class WaitingQueue:
     def adapters(self) -> set[AdapterRef]:
         return {adapter for _, adapter in self._lines if adapter is not None}
 
+    def num_of(self, tenant: str) -> int:
+        """How many of a tenant's wait."""
+        return self._num_waiting[tenant]
+
+    def enter(self, sequence: Sequence) -> None:
+        """Adds one that has just arrived."""
+        sequence.turn = self._turns.turn_of_new(sequence)
+        self.add(sequence)
+
     def add(self, sequence: Sequence) -> None:
+        """Adds one that has a turn already."""
         line = self._lines.setdefault(line_of(sequence), [])
-        insort(line, sequence, key=lambda other: other.rank)
+        insort(line, sequence, key=_rank)
+        self._num_waiting[sequence.tenant] += 1
+        self._turns.note_waits(sequence)
+
+    def begin(self, sequence: Sequence) -> None:
+        """Removes one whose turn it is; who arrives later comes behind it."""
+        self.remove(sequence)
+        self._turns.note_begins(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Raises ValueError where it does not wait."""
         line = self._lines.get(line_of(sequence), [])
-        line.remove(sequence)
+        first = bisect_left(line, sequence.rank, key=_rank)  # choices of one request have one rank
+        del line[line.index(sequence, first)]
         if not line:
             del self._lines[line_of(sequence)]
+        self._num_waiting[sequence.tenant] -= 1
+        if not self._num_waiting[sequence.tenant]:
+            del self._num_waiting[sequence.tenant]
+        self._turns.note_gone(sequence)
 
 
 def line_of(sequence: Sequence) -> Line:
     return sequence.tenant, sequence.adapter
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank
 
 
 class TurnQueue:

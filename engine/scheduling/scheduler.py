@@ -1,5 +1,6 @@
 """Scheduler: what runs in this step, and what its result means for each sequence."""
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -85,17 +86,23 @@ class Scheduler:
         self.stops = stops
         self.drafter = drafter
         self.admission = Admission(kv)
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(policy.scope)
         self.running: list[Sequence] = []
+        self._by_request: dict[str, list[Sequence]] = defaultdict(list)  # all that have not ended
         self.num_preemptions = 0
 
     @property
     def adapters_in_use(self) -> set[AdapterRef]:
         return self.waiting.adapters | {s.adapter for s in self.running if s.adapter is not None}
 
+    def num_open(self, tenant: str) -> int:
+        """How many sequences of a tenant's wait or run."""
+        return self.waiting.num_of(tenant) + sum(s.tenant == tenant for s in self.running)
+
     def add(self, sequence: Sequence) -> None:
         sequence.added_at = self.kv.pool.metering.now()
-        self.waiting.add(sequence)
+        self._by_request[sequence.request_id].append(sequence)
+        self.waiting.enter(sequence)
 
     def schedule(self) -> SchedulerOutput:
         self.kv.tiers.begin_step()
@@ -137,11 +144,11 @@ class Scheduler:
         return updates
 
     def abort(self, request_id: str) -> None:
-        """Ends all sequences of a request at once; nothing of them stays behind."""
-        for sequence in [*self.running, *self.waiting]:
-            if sequence.request_id == request_id:
-                self._end(sequence)
-                sequence.status = SequenceStatus.FINISHED
+        """Ends all sequences of a request at once; nothing of them stays behind. It costs the same
+        however many others wait."""
+        for sequence in list(self._by_request.get(request_id, ())):
+            self._end(sequence)
+            sequence.status = SequenceStatus.FINISHED
 
     def _claw_back(self) -> int:
         """Makes floors whole again that were raised above what others left, once a tenant with
@@ -238,7 +245,7 @@ class Scheduler:
             sequence.num_cached_tokens = admission.cached.num_tokens
             metering = self.kv.pool.metering
             metering.note_wait(sequence.tenant, metering.now() - sequence.added_at)
-        self.waiting.remove(sequence)
+        self.waiting.begin(sequence)
         self.running.append(sequence)
         sequence.status = SequenceStatus.RUNNING
 
@@ -298,6 +305,7 @@ class Scheduler:
             self.kv.fork(parent, child)
             self.gate.share(parent, child)
             self.running.append(child)
+            self._by_request[child.request_id].append(child)
         return children
 
     def _append(self, sequence: Sequence, tokens: list[SampledToken]) -> list[SequenceUpdate]:
@@ -344,6 +352,7 @@ class Scheduler:
     def _keep(self, sequence: Sequence) -> None:
         """A computed base prompt: it runs no more, but its blocks stay."""
         self.running.remove(sequence)
+        self._forget(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def _end(self, sequence: Sequence) -> None:
@@ -352,6 +361,13 @@ class Scheduler:
         self.gate.close(sequence)
         queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running
         queue.remove(sequence)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        siblings = self._by_request[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[sequence.request_id]
 
     def _store_prompt_logprobs(self, sequence: Sequence, result: StepOutput) -> None:
         if sequence.prompt_logprobs is not None:

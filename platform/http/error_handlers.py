@@ -36,6 +36,7 @@ FAILURES: dict[FailureCode, Callable[[RequestRejected], ApiError]] = {
         e.message, e.param, "context_length_exceeded"
     ),
     FailureCode.BUDGET_EXCEEDED: lambda e: InvalidRequest(e.message, e.param, "budget_exceeded"),
+    FailureCode.QUEUE_FULL: lambda e: Unavailable(e.message, code="queue_full"),
     FailureCode.ADAPTER_NOT_FOUND: lambda e: NotFound(e.message, "model", "model_not_found"),
     FailureCode.ADAPTER_REJECTED: lambda e: Unprocessable(e.message, e.param),
     FailureCode.ADAPTER_UNAVAILABLE: lambda e: Unavailable(

@@ -8,6 +8,8 @@ from loraplex.engine.protocol import EngineInfo
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.errors import Fault, InvalidRequest
 
+MAX_CHOICES = 4096  # of one request, over all its prompts
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -17,6 +19,16 @@ class Limits:
     @classmethod
     def of(cls, info: EngineInfo) -> "Limits":
         return cls(info.max_model_len, info.vocab_size)
+
+    @staticmethod
+    def check_choices(num_prompts: int, n: int) -> None:
+        """Raises InvalidRequest for more choices than one request may ask for."""
+        if num_prompts * n > MAX_CHOICES:
+            raise InvalidRequest(
+                f"A request may ask for {MAX_CHOICES} choices in all, but {num_prompts} prompts "
+                f"with n = {n} are {num_prompts * n}.",
+                "n",
+            )
 
     def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises InvalidRequest for token ids that the model does not have."""

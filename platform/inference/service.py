@@ -111,6 +111,7 @@ class InferenceService:
             prompt_logprobs = body.logprobs
         sampling = body.to_sampling(prompt_logprobs=prompt_logprobs)
         call.limits.check_sampling(sampling)
+        call.limits.check_choices(len(body.prompt), sampling.n)
         loop = asyncio.get_running_loop()
         prompts = await loop.run_in_executor(
             self._threads, _encode, tokenizer, body, call.beginning
@@ -159,6 +160,7 @@ class InferenceService:
                     adapter=call.model.adapter,
                     base_prompt=base.ref if base else None,
                     priority=call.priority,
+                    call_id=call.id,
                 )
             )
         return Generation(call.id, int(time.time()), call.model.name, list(prompts), requests)

@@ -39,6 +39,8 @@ SECONDS_PER_STEP = 0.25
 class FloorChecker:
     """A runner that looks, before it computes a step, whether the scheduler has kept the floors."""
 
+    recorded_steps = "none"
+
     def __init__(self, harness: SwappingHarness) -> None:
         self._harness = harness
 

@@ -11,6 +11,7 @@ STATUS = {
     FailureCode.INVALID_REQUEST: (400, "invalid_value"),
     FailureCode.CONTEXT_LENGTH_EXCEEDED: (400, "context_length_exceeded"),
     FailureCode.BUDGET_EXCEEDED: (400, "budget_exceeded"),
+    FailureCode.QUEUE_FULL: (503, "queue_full"),
     FailureCode.ADAPTER_NOT_FOUND: (404, "model_not_found"),
     FailureCode.BASE_PROMPT_NOT_FOUND: (404, "base_prompt_not_found"),
     FailureCode.ADAPTER_REJECTED: (422, "adapter_invalid"),
