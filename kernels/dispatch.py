@@ -19,6 +19,7 @@ from loraplex.kernels.kernel_set import Kernels
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.linear import cpu as linear_cpu
+from loraplex.kernels.linear import naive as linear_naive
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
 from loraplex.kernels.native.build import NativeUnavailable
@@ -57,7 +58,7 @@ NAIVE = Kernels(
     argmax=sampling_naive.argmax,
     draw=draw_naive.draw,
     empty=torch.empty,
-    linears=None,
+    linears=linear_naive.FORMAT,
     int8_linears=int8_linear_naive.FORMAT,
 )
 
@@ -116,6 +117,6 @@ def _native(dtype: torch.dtype) -> Kernels:
         argmax=sampling_cpu.argmax,
         draw=draw_cpu.draw,
         empty=_empty_in_huge_pages,
-        linears=linear_cpu.FORMAT if dtype == torch.bfloat16 else None,
+        linears=linear_cpu.FORMAT,
         int8_linears=int8_linear_cpu.FORMAT,
     )

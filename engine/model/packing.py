@@ -27,7 +27,7 @@ class PackedLinear(nn.Module):
         return self._packed.unpack()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out], bfloat16"""
+        """[..., in] -> [..., out]"""
         return self._format.linear(x, self._packed, self._bias)
 
 
@@ -51,18 +51,16 @@ class PackedEmbedding(nn.Module):
 
 
 def pack_linears(model: nn.Module, format: LinearFormat) -> None:
-    """Replaces every bfloat16 `nn.Linear`, and embeddings tied to one, so that no weight is kept
-    twice. A tied embedding whose class computes something unknown stays as it is."""
+    """Replaces every `nn.Linear` of a dtype of the format, and embeddings tied to one, so that no
+    weight is kept twice. A tied embedding whose class computes something unknown stays as it is."""
     packed: dict[int, KeptWeight] = {}  # by the id of the weight
     linears = [
         (place, old)
         for place, old in places(model)
-        if type(old) is nn.Linear and old.weight.dtype == torch.bfloat16
+        if type(old) is nn.Linear and old.weight.dtype in format.dtypes
     ]
     embeddings = [(place, old) for place, old in places(model) if isinstance(old, nn.Embedding)]
-    memory = HugePages(
-        sum(format.num_bytes(old.out_features, old.in_features) for _, old in linears)
-    )
+    memory = HugePages(sum(format.num_bytes(old.weight) for _, old in linears))
     while linears:  # one by one, so that each original is freed before the next is packed
         place, old = linears.pop()
         key = id(old.weight)
@@ -81,7 +79,7 @@ def pack_linears(model: nn.Module, format: LinearFormat) -> None:
 
 def _replace_embedding(place: Place, module: nn.Embedding, packed: KeptWeight) -> None:
     scale = cast(Tensor | None, getattr(module, "embed_scale", None))
-    scale = None if scale is None else scale.to(torch.bfloat16)
+    scale = None if scale is None else scale.to(module.weight.dtype)
     sample = torch.arange(min(_SAMPLE, module.num_embeddings))
 
     def ours(token_ids: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ class Int8Weight:
     shape: tuple[int, int]  # N, K
 
     @staticmethod
-    def num_bytes(rows: int, columns: int) -> int:
-        """Of the panels of a weight [rows, columns]."""
+    def num_bytes(weight: Tensor) -> int:
+        """Of the panels of a weight [N, K]."""
+        rows, columns = weight.shape
         return -(-rows // PANEL) * PANEL * -(-columns // _STEP) * _STEP
 
     @classmethod
@@ -106,4 +107,4 @@ def linear(x: Tensor, weight: Int8Weight, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-FORMAT = LinearFormat(Int8Weight.pack, linear, Int8Weight.num_bytes)
+FORMAT = LinearFormat((torch.bfloat16,), Int8Weight.pack, linear, Int8Weight.num_bytes)

@@ -68,4 +68,6 @@ def _groups(numbers: Tensor) -> Tensor:
     return padded.reshape(*padded.shape[:-1], padded.shape[-1] // GROUP, GROUP)
 
 
-FORMAT = LinearFormat(lambda weight, _: Int8Weight.pack(weight), linear, lambda _rows, _columns: 0)
+FORMAT = LinearFormat(
+    (torch.bfloat16,), lambda weight, _: Int8Weight.pack(weight), linear, lambda _: 0
+)

@@ -8,8 +8,8 @@ using namespace simd;
 namespace {
 
 // Writes one tile's 32 columns, rounded once, as far as they exist.
-template <int ROWS>
-void finish(V (&acc)[ROWS][2], const float* bias, bf16* y, long y_stride, int columns) {
+template <int ROWS, typename E>
+void finish(V (&acc)[ROWS][2], const float* bias, E* y, long y_stride, int columns) {
   for (int c = 0; c < 2; c++) {
     const int n = columns - c * LANES;
     if (n <= 0) return;
@@ -18,61 +18,86 @@ void finish(V (&acc)[ROWS][2], const float* bias, bf16* y, long y_stride, int co
   }
 }
 
+template <typename E>
 struct Linear {
-  const bf16* weight;  // [ceil(N / 32)][K / 2][32][2]
-  const float* bias;   // [N] or null
-  bf16* y;
+  static constexpr int STEP = PanelStep<E>::STEP;
+  const E* weight;    // [ceil(N / 32)][K / STEP][32][STEP]
+  const float* bias;  // [N] or null
+  E* y;
   long N, K, y_stride;
 };
 
-// Rows t to t + ROWS of y, in the columns of panel p. PACKED: x is [K / 2][ROWS][2], else [ROWS][x_stride].
-template <int ROWS, bool PACKED>
-void multiply(const Linear& to, long p, long t, const bf16* x, long x_stride) {
+// Rows t to t + ROWS of y, in the columns of panel p. PACKED: x is [K / STEP][ROWS][STEP], else
+// [ROWS][x_stride].
+template <int ROWS, bool PACKED, typename E>
+void multiply(const Linear<E>& to, long p, long t, const E* x, long x_stride) {
+  constexpr int STEP = Linear<E>::STEP;
   V acc[ROWS][2];
   for (int i = 0; i < ROWS; i++) acc[i][0] = acc[i][1] = zero();
-  multiply_panel<bf16, ROWS>(acc, x, PACKED ? 2 : x_stride, to.weight + p * to.K * PANEL, to.K / 2,
-                             PACKED ? ROWS * 2 : 2);
+  multiply_panel<E, ROWS>(acc, x, PACKED ? STEP : x_stride, to.weight + p * to.K * PANEL, to.K / STEP,
+                          PACKED ? ROWS * STEP : STEP);
   finish<ROWS>(acc, to.bias ? to.bias + p * PANEL : nullptr, to.y + t * to.y_stride + p * PANEL,
                to.y_stride, int(std::min<long>(PANEL, to.N - p * PANEL)));
 }
 
-}  // namespace
-
-// x [T, K] with K and x_stride even, weight [ceil(N / 32)][K / 2][32][2], bias [N] or null, y [T, N].
-extern "C" void lpx_linear_bf16(const bf16* x, const bf16* weight, const float* bias, bf16* y, long T,
-                                long N, long K, long x_stride, long y_stride, int threads) {
-  const Linear to{weight, bias, y, N, K, y_stride};
-  const long row_bytes = K * sizeof(bf16);
+template <typename E>
+void linear(const Linear<E>& to, const E* x, long T, long x_stride, int threads) {
+  const long row_bytes = to.K * sizeof(E);
   if (T <= FEW_ROWS) {
-    for_tiles_and_panels(T, N, row_bytes, threads, [&]<int ROWS>(long p, long t) {
+    for_tiles_and_panels(T, to.N, row_bytes, threads, [&]<int ROWS>(long p, long t) {
       multiply<ROWS, false>(to, p, t, x + t * x_stride, x_stride);
     });
     return;
   }
   static thread_local Scratch scratch;
-  bf16* packed = (bf16*)scratch.reserve(T * row_bytes + 64);
-  pack_tiles((const Word*)x, x_stride / 2, T, K / 2, (Word*)packed, threads);
-  for_tiles_and_panels(T, N, row_bytes, threads, [&]<int ROWS>(long p, long t) {
-    multiply<ROWS, true>(to, p, t, packed + t * K, 2);
+  E* packed = (E*)scratch.reserve(T * row_bytes + 64);
+  constexpr int STEP = Linear<E>::STEP;
+  pack_tiles((const Word*)x, x_stride / STEP, T, to.K / STEP, (Word*)packed, threads);
+  for_tiles_and_panels(T, to.N, row_bytes, threads, [&]<int ROWS>(long p, long t) {
+    multiply<ROWS, true>(to, p, t, packed + t * to.K, STEP);
   });
 }
 
-// A weight [N, K] with K even and adjacent columns -> panels.
-extern "C" void lpx_pack_panels_bf16(const bf16* weight, long stride, bf16* panels, long N, long K,
-                                     int threads) {
+template <typename E>
+void pack_panels(const E* weight, long stride, E* panels, long N, long K, int threads) {
+  constexpr int STEP = Linear<E>::STEP;
   pool::parallel_for((N + PANEL - 1) / PANEL, threads, [&](long p) {
     const long rows = std::min<long>(PANEL, N - p * PANEL);
     Word* panel = (Word*)(panels + p * PANEL * K);
-    if (rows < PANEL) std::memset(panel, 0, PANEL * K * sizeof(bf16));
-    interleave((const Word*)(weight + p * PANEL * stride), stride / 2, rows, K / 2, panel, PANEL);
+    if (rows < PANEL) std::memset((void*)panel, 0, PANEL * K * sizeof(E));
+    interleave((const Word*)(weight + p * PANEL * stride), stride / STEP, rows, K / STEP, panel, PANEL);
   });
 }
 
-// y[t] = the first `columns` numbers of row ids[t] of a packed weight, whose K is padded to even.
-extern "C" void lpx_packed_rows_bf16(const bf16* weight, const int64_t* ids, bf16* y, long T, long K,
-                                     long columns, int threads) {
+template <typename E>
+void packed_rows(const E* weight, const int64_t* ids, E* y, long T, long K, long columns, int threads) {
+  constexpr int STEP = Linear<E>::STEP;
   pool::parallel_for(T, threads, [&](long t) {
-    const bf16* row = weight + ids[t] / PANEL * K * PANEL + ids[t] % PANEL * 2;
-    for (long k = 0; k < columns; k++) y[t * columns + k] = row[k / 2 * PANEL * 2 + k % 2];
+    const E* row = weight + ids[t] / PANEL * K * PANEL + ids[t] % PANEL * STEP;
+    for (long k = 0; k < columns; k++) y[t * columns + k] = row[k / STEP * PANEL * STEP + k % STEP];
   });
 }
+
+}  // namespace
+
+// A number of bfloat16 takes half a word: K, and the strides of x and of a weight, are even.
+//
+// linear: x [T, K], weight [ceil(N / 32)][K / STEP][32][STEP], bias [N] or null, y [T, N].
+// pack_panels: a weight [N, K] with adjacent columns -> panels.
+// packed_rows: y[t] = the first `columns` numbers of row ids[t] of a packed weight.
+#define LORAPLEX_LINEAR(E, NAME)                                                                         \
+  extern "C" void lpx_linear_##NAME(const E* x, const E* weight, const float* bias, E* y, long T, long N, \
+                                    long K, long x_stride, long y_stride, int threads) {                 \
+    linear<E>({weight, bias, y, N, K, y_stride}, x, T, x_stride, threads);                               \
+  }                                                                                                      \
+  extern "C" void lpx_pack_panels_##NAME(const E* weight, long stride, E* panels, long N, long K,        \
+                                         int threads) {                                                  \
+    pack_panels(weight, stride, panels, N, K, threads);                                                  \
+  }                                                                                                      \
+  extern "C" void lpx_packed_rows_##NAME(const E* weight, const int64_t* ids, E* y, long T, long K,      \
+                                         long columns, int threads) {                                    \
+    packed_rows(weight, ids, y, T, K, columns, threads);                                                 \
+  }
+
+LORAPLEX_LINEAR(float, float)
+LORAPLEX_LINEAR(bf16, bf16)

@@ -1,4 +1,4 @@
-"""A bfloat16 linear layer over packed weights: few rows at the speed of memory."""
+"""A linear layer over packed weights, in bfloat16 or float32: few rows at the speed of memory."""
 
 import math
 from dataclasses import dataclass
@@ -12,54 +12,56 @@ from loraplex.kernels.native.library import launch, num_threads
 from loraplex.kernels.native.panels import panels_shape, unpack_panels
 
 _GRAIN = 64 * 1024  # bytes of weights worth a thread
+_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "float"}
 
 
 @dataclass(frozen=True)
 class PackedWeight:
     """A weight [N, K] in the order in which the kernel reads it, padded with zeros."""
 
-    panels: Tensor  # [ceil(N / 32), ceil(K / 2), 32, 2] bfloat16, contiguous
+    panels: Tensor  # [ceil(N / 32), ceil(K / step), 32, step], contiguous; step: numbers of a word
     shape: tuple[int, int]  # N, K
 
     @staticmethod
-    def num_bytes(rows: int, columns: int) -> int:
-        """Of the panels of a weight [rows, columns]."""
-        return math.prod(panels_shape(rows, columns, torch.bfloat16)) * torch.bfloat16.itemsize
+    def num_bytes(weight: Tensor) -> int:
+        """Of the panels of a weight [N, K]."""
+        rows, columns = weight.shape
+        return math.prod(panels_shape(rows, columns, weight.dtype)) * weight.itemsize
 
     @classmethod
     def pack(cls, weight: Tensor, memory: HugePages | None = None) -> "PackedWeight":
-        """Packs a weight [N, K] in bfloat16, into `memory` where that is given."""
+        """Packs a weight [N, K], into `memory` where that is given."""
         rows, columns = weight.shape
-        shape = panels_shape(rows, columns, torch.bfloat16)
-        panels = (memory.empty if memory else torch.empty)(*shape, dtype=torch.bfloat16)
-        weight = _even_rows(weight)
+        shape = panels_shape(rows, columns, weight.dtype)
+        panels = (memory.empty if memory else torch.empty)(*shape, dtype=weight.dtype)
+        weight = _whole_words(weight)
         launch(
-            "lpx_pack_panels_bf16",
+            f"lpx_pack_panels_{_SUFFIXES[weight.dtype]}",
             weight,
             weight.stride(0),
             panels,
             rows,
-            shape[1] * 2,
+            shape[1] * shape[3],
             num_threads(weight.numel(), _GRAIN),
         )
         return cls(panels, (rows, columns))
 
     def unpack(self) -> Tensor:
-        """-> [N, K] bfloat16, a copy."""
+        """-> [N, K], a copy."""
         return unpack_panels(self.panels, self.shape)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """ids [...] int64 below N -> [..., K] bfloat16: rows of the weight, as an embedding."""
+        """ids [...] int64 below N -> [..., K]: rows of the weight, as an embedding."""
         ids = ids.contiguous()
-        steps, columns = self.panels.shape[1], self.shape[1]
-        out = torch.empty(*ids.shape, columns, dtype=torch.bfloat16)
+        columns = self.shape[1]
+        out = torch.empty(*ids.shape, columns, dtype=self.panels.dtype)
         launch(
-            "lpx_packed_rows_bf16",
+            f"lpx_packed_rows_{_SUFFIXES[out.dtype]}",
             self.panels,
             ids,
             out,
             ids.numel(),
-            steps * 2,
+            self.panels.shape[1] * self.panels.shape[3],
             columns,
             num_threads(out.numel(), _GRAIN),
         )
@@ -67,32 +69,32 @@ class PackedWeight:
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """x [..., K] bfloat16, bias [N] float32 -> [..., N] bfloat16; sums are float32."""
+    """x [..., K] in the weight's dtype, bias [N] float32 -> [..., N]; sums are float32."""
     num_columns, depth = weight.shape
-    padded = weight.panels.shape[1] * 2
-    rows = _even_rows(x.reshape(-1, depth))
-    out = torch.empty(*x.shape[:-1], num_columns, dtype=torch.bfloat16)
+    rows = _whole_words(x.reshape(-1, depth))
+    out = torch.empty(*x.shape[:-1], num_columns, dtype=x.dtype)
     launch(
-        "lpx_linear_bf16",
+        f"lpx_linear_{_SUFFIXES[x.dtype]}",
         rows,
         weight.panels,
         bias,
         out,
         rows.shape[0],
         num_columns,
-        padded,
+        weight.panels.shape[1] * weight.panels.shape[3],
         rows.stride(0),
         num_columns,
-        num_threads(weight.panels.numel() * 2, _GRAIN),
+        num_threads(weight.panels.nbytes, _GRAIN),
     )
     return out
 
 
-def _even_rows(x: Tensor) -> Tensor:
-    """[T, K] -> [T, K or K + 1] with rows that can be read by pairs."""
-    if x.shape[1] % 2:
+def _whole_words(x: Tensor) -> Tensor:
+    """[T, K] -> [T, K or K + 1] with rows that can be read by words of four bytes."""
+    step = 4 // x.itemsize
+    if x.shape[1] % step:
         return torch.nn.functional.pad(x, (0, 1))
-    return x if x.stride(1) == 1 and x.stride(0) % 2 == 0 else x.contiguous()
+    return x if x.stride(1) == 1 and x.stride(0) % step == 0 else x.contiguous()
 
 
-FORMAT = LinearFormat(PackedWeight.pack, linear, PackedWeight.num_bytes)
+FORMAT = LinearFormat(tuple(_SUFFIXES), PackedWeight.pack, linear, PackedWeight.num_bytes)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from loraplex.kernels.linear.naive import linear
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand
 
@@ -42,7 +43,7 @@ def add_lora(out: Tensor, x: Tensor, table: LoRATable, batch: LoRABatch) -> None
         batch: the slot of each of the T rows.
     """
     for rows, operand in table.segments(batch):
-        hidden = x.index_select(0, rows).float() @ operand.a.float().t()  # [n, ranks]
+        hidden = linear(x.index_select(0, rows).float(), operand.a.float())  # [n, ranks]
         _expand(out, rows, hidden, operand)
 
 
@@ -67,7 +68,7 @@ def _expand(out: Tensor, rows: Tensor, hidden: Tensor, operand: LoRAOperand) -> 
     first = 0
     for start, b, scaling in operand.slices:
         width, rank = b.shape
-        delta = (hidden[:, first : first + rank] * scaling) @ b.float().t()  # [n, width]
+        delta = linear(hidden[:, first : first + rank] * scaling, b.float())  # [n, width]
         columns = out[:, start : start + width]
         columns[rows] = (columns[rows].float() + delta).to(out.dtype)
         first += rank

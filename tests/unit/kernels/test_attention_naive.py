@@ -1,10 +1,12 @@
 """Paged attention in plain torch equals dense attention in float64, whatever the layout."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from support.kernels.paged import Layout, paged_batch
 from torch import Tensor
 
 from loraplex.kernels.attention.naive import paged_attention
@@ -284,3 +286,29 @@ def test_block_tables_of_any_integer_type_will_do() -> None:
     )
 
     assert torch.equal(torch.cat(narrow.attend(RAGGED)), torch.cat(batch.attend(RAGGED)))
+
+
+@pytest.mark.parametrize("window", [None, 299])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_has_the_same_bits_however_its_sequence_is_cut(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    length = 600
+    batch = paged_batch(Layout(4, 2, 80, 80, dtype=dtype), [length], [length])
+    options: dict[str, Any] = {"window": window, "softcap": 30.0}
+    options["sinks"] = torch.tensor([-3.0, 0.0, 2.0, 80.0])
+    at_once = paged_attention(*batch.arguments, 0.2, **options)
+
+    cuts = [0, 1, 3, 12, 255, 256, 257, 300, 307, 512, 513, 598, 599, length]
+    pieces = [
+        paged_attention(
+            batch.query[begin:end],
+            *batch.arguments[1:4],
+            QuerySpans.of([0, end - begin], [end]),
+            0.2,
+            **options,
+        )
+        for begin, end in pairwise(cuts)
+    ]
+
+    assert torch.equal(torch.cat(pieces), at_once)

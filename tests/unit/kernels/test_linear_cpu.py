@@ -1,4 +1,4 @@
-"""The packed bfloat16 linear against float64."""
+"""The packed linear against float64."""
 
 import pytest
 import torch
@@ -8,23 +8,26 @@ from loraplex.kernels.linear.cpu import PackedWeight, linear
 pytestmark = pytest.mark.usefixtures("native")
 
 ROWS = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 24, 25, 33, 100]
+DTYPES = [torch.bfloat16, torch.float32]
 SHAPES = [(1, 1), (31, 2), (32, 64), (33, 63), (64, 100), (100, 1), (3424, 96), (96, 3424)]
 
 
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     """Rounded once at the end; terms that cancel leave the error of float32 sums."""
     scale = float(want.abs().max()) if want.numel() else 1.0
-    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5 * scale)
+    rounding = 2**-8 if got.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(got.double(), want, rtol=rounding, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_size(num_rows: int, shape: tuple[int, int]) -> None:
-    x, weight = random(num_rows, shape[1]), random(*shape)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_size(num_rows: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight = random(num_rows, shape[1], dtype=dtype), random(*shape, dtype=dtype)
 
     assert_close(linear(x, PackedWeight.pack(weight)), x.double() @ weight.double().t())
 
@@ -69,16 +72,30 @@ def test_a_row_does_not_depend_on_its_neighbours_values() -> None:
     assert torch.equal(linear(x, packed)[0], alone[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_in_any_number_of_rows(dtype: torch.dtype) -> None:
+    x, packed = random(100, 2050, dtype=dtype), PackedWeight.pack(random(70, 2050, dtype=dtype))
+    together = linear(x, packed)
+
+    for num_rows in ROWS:
+        assert torch.equal(linear(x[:num_rows], packed), together[:num_rows])
+        assert torch.equal(linear(x[100 - num_rows :], packed), together[100 - num_rows :])
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_packed_weight_is_the_weight(shape: tuple[int, int]) -> None:
-    weight = random(*shape)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_packed_weight_is_the_weight(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = random(*shape, dtype=dtype)
 
     assert torch.equal(PackedWeight.pack(weight).unpack(), weight)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_are_looked_up_as_an_embedding_does(shape: tuple[int, int]) -> None:
-    weight = random(*shape)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_looked_up_as_an_embedding_does(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    weight = random(*shape, dtype=dtype)
     ids = torch.randint(shape[0], (2, 7))
     ids[0, 0] = shape[0] - 1
 

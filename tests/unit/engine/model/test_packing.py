@@ -9,6 +9,7 @@ from torch import nn
 from loraplex.engine.model.packing import PackedEmbedding, PackedLinear, pack_linears
 from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
 from loraplex.kernels.int8_linear import naive as int8_linear_naive
+from loraplex.kernels.linear import naive as linear_naive
 from loraplex.kernels.linear.cpu import FORMAT
 from loraplex.kernels.linear.format import LinearFormat
 
@@ -51,13 +52,17 @@ IDS = torch.tensor([[0, 49, 7]])
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("embedding", [nn.Embedding, Scaled, Shifted])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("format", [FORMAT, linear_naive.FORMAT], ids=["native", "naive"])
 @torch.inference_mode()
-def test_a_packed_model_computes_the_same(embedding: type[nn.Embedding], tied: bool) -> None:
+def test_a_packed_model_computes_the_same(
+    embedding: type[nn.Embedding], tied: bool, dtype: torch.dtype, format: LinearFormat
+) -> None:
     torch.manual_seed(0)
-    model = Model(embedding(50, 24), tied=tied)
+    model = Model(embedding(50, 24), tied=tied).to(dtype)
     packed = copy.deepcopy(model)
 
-    pack_linears(packed, FORMAT)
+    pack_linears(packed, format)
 
     assert torch.equal(packed.embedding(IDS), model.embedding(IDS))
     torch.testing.assert_close(packed(IDS), model(IDS), rtol=2e-2, atol=2e-2)
@@ -89,7 +94,7 @@ def test_a_linear_of_another_format_or_class_stays() -> None:
     class Special(nn.Linear):
         pass
 
-    model = nn.Sequential(nn.Linear(4, 4), Special(4, 4, dtype=torch.bfloat16))
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), Special(4, 4, dtype=torch.bfloat16))
     before = list(model)
 
     pack_linears(model, FORMAT)
