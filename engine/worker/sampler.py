@@ -4,9 +4,7 @@ A sequence's randomness is a number computed from (seed, choice, position), not 
 generator: so batching, preemption, drafts and restarts cannot change what is drawn.
 """
 
-import hashlib
 import math
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from loraplex.engine.step import (
     StepOutput,
 )
 from loraplex.kernels.dispatch import NAIVE
+from loraplex.kernels.draw.keys import draw_key
 from loraplex.kernels.draw.settings import DrawSettings
 from loraplex.kernels.kernel_set import Kernels
 
@@ -144,8 +143,7 @@ class Sampler:
             indices,
             draw_settings([row.params for _, row, _ in draws], device),
             torch.tensor(
-                [uniform(row.of.seed, choice, row.position) for _, row, choice in draws],
-                dtype=torch.double,
+                [draw_key(row.of.seed, choice, row.position) for _, row, choice in draws],
                 device=device,
             ),
         )
@@ -221,12 +219,6 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on its three arguments only."""
-    digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
-    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
 def apply_penalties(
     logits: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> None:
@@ -257,4 +249,5 @@ def draw_settings(params: list[SamplingParams], device: torch.device) -> DrawSet
         torch.tensor([max(p.top_k, 0) for p in params], device=device),
         torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
         torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
+        has_cuts=any(p.top_k > 0 or p.top_p < 1.0 for p in params),
     )

@@ -1,8 +1,9 @@
 // Tokens drawn from logits by temperature, top-k, top-p and min-p.
 //
 // All cuts are one limit on the probability relative to the likeliest token's. It is found by bisection
-// among the few likely tokens; only where these hold too little are more looked at. The draw itself
-// walks the tokens in their own order, so that nothing needs sorting.
+// among the few likely tokens; only where these hold too little are more looked at. The draw is a race:
+// a token of probability p arrives after an exponentially distributed time / p, and the first one wins.
+// So it needs neither a sort nor a sum. (The greatest of log p + Gumbel noise is the same token.)
 
 #include <algorithm>
 #include <cmath>
@@ -112,31 +113,40 @@ float limit_of(const Row& row, const Settings& s) {
   return std::max(limit, s.min_p);
 }
 
-// The first token at which more than the share `point` of all that is likely enough is passed.
-long walk(const Row& row, float least, double point) {
-  static thread_local std::vector<double> of_chunks;
-  of_chunks.clear();
-  double total = 0;
+uint32_t mix(uint32_t x) {  // as in naive.py
+  x = (x ^ x >> 16) * 0x7feb352d;
+  x = (x ^ x >> 15) * 0x846ca68b;
+  return x ^ x >> 16;
+}
+
+// The token that arrives first, of those that are likely enough.
+long winner(const Row& row, float least, uint64_t key) {
+  constexpr float SLACK = 1.f - 0x1p-20f;  // what rounding may add to a bound
+  const uint32_t low = uint32_t(key), high = uint32_t(key >> 32);
+  long found = 0;
+  double first = INFINITY;
   for (long begin = 0; begin < row.size; begin += CHUNK) {
-    of_chunks.push_back(mass_of(row.probs + begin, std::min(CHUNK, row.size - begin), least));
-    total += of_chunks.back();
+    const long count = std::min(CHUNK, row.size - begin);
+    const float* probs = row.probs + begin;
+    uint32_t drawn[CHUNK];
+    float bound[CHUNK];  // no token arrives before: -log(1 - x) is at least x
+    for (long i = 0; i < count; i++) drawn[i] = mix(mix(uint32_t(begin + i) + low) ^ high);
+    for (long i = 0; i < count; i++) {
+      const float soonest = (float(drawn[i]) + 0.5f) * (0x1p-32f * SLACK) / probs[i];
+      bound[i] = probs[i] >= least ? soonest : INFINITY;
+    }
+    for (long i = 0; i < count; i++) {
+      if (!(bound[i] < first)) continue;
+      const double time = -std::log1p(-(drawn[i] + 0.5) * 0x1p-32) / probs[i];
+      if (time < first) first = time, found = begin + i;
+    }
   }
-  const double goal = point * total;
-  double passed = 0;
-  size_t chunk = 0;
-  while (chunk + 1 < of_chunks.size() && passed + of_chunks[chunk] <= goal) passed += of_chunks[chunk++];
-  for (long i = chunk * CHUNK; i < row.size; i++) {
-    if (row.probs[i] >= least) passed += row.probs[i];
-    if (passed > goal && row.probs[i] >= least && row.probs[i] > 0) return i;
-  }
-  for (long i = row.size - 1; i > 0; i--)  // sums are rounded: the goal may lie behind the last one
-    if (row.probs[i] >= least && row.probs[i] > 0) return i;
-  return 0;
+  return found;
 }
 
 template <typename E>
 void draw(const E* logits, long stride, long size, const int64_t* rows, const float* temperature,
-          const int64_t* top_k, const float* top_p, const float* min_p, const double* points,
+          const int64_t* top_k, const float* top_p, const float* min_p, const uint64_t* keys,
           int64_t* tokens, long draws, int threads) {
   pool::parallel_for(
       draws, threads,
@@ -146,7 +156,7 @@ void draw(const E* logits, long stride, long size, const int64_t* rows, const fl
         const Settings settings{temperature[d], top_p[d], min_p[d], top_k[d]};
         exponentiate(logits + rows[d] * stride, size, settings.temperature, probs);
         const Row row{probs, size};
-        tokens[d] = walk(row, limit_of(row, settings), points[d]);
+        tokens[d] = winner(row, limit_of(row, settings), keys[d]);
       },
       1);
 }
@@ -156,9 +166,9 @@ void draw(const E* logits, long stride, long size, const int64_t* rows, const fl
 #define LORAPLEX_DRAW(E, NAME)                                                                         \
   extern "C" void NAME(const E* logits, long stride, long size, const int64_t* rows,                  \
                        const float* temperature, const int64_t* top_k, const float* top_p,            \
-                       const float* min_p, const double* points, int64_t* tokens, long draws,         \
+                       const float* min_p, const uint64_t* keys, int64_t* tokens, long draws,         \
                        int threads) {                                                                 \
-    draw<E>(logits, stride, size, rows, temperature, top_k, top_p, min_p, points, tokens, draws,      \
+    draw<E>(logits, stride, size, rows, temperature, top_k, top_p, min_p, keys, tokens, draws,      \
             threads);                                                                                 \
   }
 

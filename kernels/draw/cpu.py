@@ -7,8 +7,8 @@ from loraplex.kernels.draw.settings import DrawSettings
 from loraplex.kernels.native.library import launch
 
 
-def draw(logits: Tensor, rows: Tensor, settings: DrawSettings, points: Tensor) -> Tensor:
-    """As `naive.draw`, with probabilities in float32 and sums in float64."""
+def draw(logits: Tensor, rows: Tensor, settings: DrawSettings, keys: Tensor) -> Tensor:
+    """As `naive.draw`, with probabilities in float32."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     tokens = torch.empty(rows.shape, dtype=torch.int64)
     launch(
@@ -21,7 +21,7 @@ def draw(logits: Tensor, rows: Tensor, settings: DrawSettings, points: Tensor) -
         settings.top_k,
         settings.top_p,
         settings.min_p,
-        points,
+        keys,
         tokens,
         rows.shape[0],
         torch.get_num_threads(),

@@ -1,31 +1,70 @@
 """Draws tokens from logits, in plain torch: the oracle of the faster kernels."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from loraplex.kernels.draw.settings import DrawSettings
 
+_AT_ONCE = 1 << 22  # numbers of draws times vocabulary; each takes about 80 bytes on the way
+_WORD = 0xFFFFFFFF
 
-def draw(logits: Tensor, rows: Tensor, settings: DrawSettings, points: Tensor) -> Tensor:
-    """Draws one token for each of D draws, by the inverse of its distribution function.
 
-    The same point gives the same token whatever else is drawn beside it.
+def draw(logits: Tensor, rows: Tensor, settings: DrawSettings, keys: Tensor) -> Tensor:
+    """Draws one token for each of D draws: the greatest of logit / temperature + Gumbel noise.
+
+    The noise is a hash of the draw's key and the token, so that the same key gives the same token
+    whatever else is drawn beside it, and near distributions mostly give the same. A token of
+    probability 0 is never drawn while there is another.
 
     Args:
         logits: [R, V], any float dtype; -inf where a token cannot be drawn.
         rows: [D] int64, the row of logits of each draw.
         settings: of each draw.
-        points: [D] float64 in [0, 1), the randomness.
+        keys: [D] int64, the randomness; see `draw_key`.
 
     Returns:
         [D] int64 token ids.
     """
+    step = max(1, _AT_ONCE // logits.shape[1])
+    parts = [slice(start, start + step) for start in range(0, len(rows), step)]
+    tokens = [_draw(logits, rows[part], _some(settings, part), keys[part]) for part in parts]
+    return torch.cat(tokens) if tokens else rows.new_empty(0)
+
+
+def _some(settings: DrawSettings, part: slice) -> DrawSettings:
+    return replace(
+        settings,
+        temperature=settings.temperature[part],
+        top_k=settings.top_k[part],
+        top_p=settings.top_p[part],
+        min_p=settings.min_p[part],
+    )
+
+
+def _draw(logits: Tensor, rows: Tensor, settings: DrawSettings, keys: Tensor) -> Tensor:
+    """As a race: with e exponentially distributed, the least e / p is the greatest
+    log p + Gumbel noise."""
     probs = distribution(logits, rows, settings)
-    cumulative = probs.cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    chosen = torch.searchsorted(cumulative, points[:, None] * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # that can be drawn at all
-    return torch.minimum(chosen, last)[:, 0].clamp_max(logits.shape[1] - 1)
+    times = -torch.log1p(-noise(keys, logits.shape[1])) / probs
+    return times.masked_fill(probs == 0.0, float("inf")).argmin(-1)
+
+
+def noise(keys: Tensor, size: int) -> Tensor:
+    """keys [D] int64 -> [D, size] float64 in (0, 1), one for each token."""
+    tokens = torch.arange(size, device=keys.device)
+    mixed = _mix((tokens + (keys & _WORD)[:, None]) & _WORD)
+    mixed = _mix(mixed ^ (keys >> 32 & _WORD)[:, None])
+    return (mixed.double() + 0.5) * 2.0**-32
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words whose every bit depends on all others: two rounds of
+    xor-shift and multiplication, with constants found by C. Wellons."""
+    x = (x ^ x >> 16) * 0x7FEB352D & _WORD
+    x = (x ^ x >> 15) * 0x846CA68B & _WORD
+    return x ^ x >> 16
 
 
 def distribution(logits: Tensor, rows: Tensor, settings: DrawSettings) -> Tensor:
@@ -37,11 +76,12 @@ def distribution(logits: Tensor, rows: Tensor, settings: DrawSettings) -> Tensor
     wide = logits[rows].double()
     wide = (wide - wide.amax(-1, keepdim=True)) / settings.temperature.double()[:, None]
     probs = wide.exp()  # of the likeliest token: 1
-    falling = probs.sort(-1, descending=True).values
-    least = _top_k_limit(falling, settings.top_k)
-    falling = falling.masked_fill(falling < least, 0.0)
-    least = torch.maximum(least, _top_p_limit(falling, settings.top_p))
-    least = torch.maximum(least, settings.min_p.double()[:, None])
+    least = settings.min_p.double()[:, None]
+    if settings.has_cuts:
+        falling = probs.sort(-1, descending=True).values
+        top_k = _top_k_limit(falling, settings.top_k)
+        falling = falling.masked_fill(falling < top_k, 0.0)
+        least = torch.maximum(least, torch.maximum(top_k, _top_p_limit(falling, settings.top_p)))
     return probs.masked_fill(probs < least, 0.0)
 
 

@@ -13,3 +13,4 @@ class DrawSettings:
     top_k: Tensor  # [D] int64; 0: all tokens
     top_p: Tensor  # [D] float32, in (0, 1]
     min_p: Tensor  # [D] float32, in [0, 1]
+    has_cuts: bool = True  # False: every top_k is 0 and every top_p is 1

@@ -20,7 +20,7 @@ from loraplex.engine.scheduling.step_input import ScheduledSequence, logits_rows
 from loraplex.engine.scheduling.stop_checker import StopChecker
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.step import LogitsRows, Logprobs
-from loraplex.engine.worker.sampler import Sampler, apply_penalties, draw_settings, uniform
+from loraplex.engine.worker.sampler import Sampler, apply_penalties, draw_settings
 from loraplex.kernels.draw.naive import distribution
 
 Floats = NDArray[np.float64]
@@ -135,27 +135,6 @@ def chi_square_limit(degrees: int) -> float:
     """About the 99.9 % point (Wilson and Hilferty)."""
     spread = 2 / (9 * degrees)
     return float(degrees * (1 - spread + 3.09 * math.sqrt(spread)) ** 3)
-
-
-def test_uniform_numbers_are_uniform_along_each_of_their_arguments() -> None:
-    for numbers in (
-        [uniform(seed, 0, 0) for seed in range(4000)],
-        [uniform(1, choice, 0) for choice in range(4000)],
-        [uniform(1, 0, position) for position in range(4000)],
-    ):
-        bins = np.bincount([int(number * 20) for number in numbers], minlength=20)
-        assert chi_square(bins, np.full(20, 0.05)) < chi_square_limit(19)
-
-
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 127), st.integers(0, 2**31))
-def test_a_uniform_number_is_in_range_and_has_no_memory(
-    seed: int, choice: int, position: int
-) -> None:
-    number = uniform(seed, choice, position)
-    uniform(seed + 1 if seed < 0 else seed - 1, choice, position)
-
-    assert 0.0 <= number < 1.0
-    assert uniform(seed, choice, position) == number
 
 
 MIXED: list[dict[str, Any]] = [
