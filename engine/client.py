@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import TypeVar
@@ -76,6 +77,7 @@ class Arrivals:
 
 
 STARTING = "The engine is starting; try again shortly."
+FIRST_START_SECONDS = 10.0  # a guess, until a start has been seen
 LOST = "The engine stopped before this request was complete; it restarts, try again shortly."
 
 Inbox = asyncio.Queue[Event | EngineError]
@@ -108,17 +110,45 @@ class EngineClient:
         self._inboxes: dict[str, Inbox] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
-        self._ready = asyncio.Event()
+        self._is_ready = False
+        self._decided = asyncio.Event()  # set while it is ready, and once it is given up
+        self._start_seconds = FIRST_START_SECONDS  # that the last start took
+        self._starting_since = time.monotonic()
         self._preparing: asyncio.Task[None] | None = None
         self._connected = False
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are let through right now."""
-        return self._ready.is_set()
+        return self._is_ready
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether there will be no engine any more."""
+        return self._decided.is_set() and not self._is_ready
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until an engine can be expected to be ready, by how long the last start took."""
+        elapsed = time.monotonic() - self._starting_since
+        return 0.0 if self._is_ready else max(1.0, self._start_seconds - elapsed)
+
+    def refuse_unless_ready(self) -> None:
+        """Raises EngineUnavailable where no request would be let through."""
+        if not self._is_ready:
+            raise EngineUnavailable(STARTING, self.retry_after)
 
     async def wait_ready(self) -> None:
-        await self._ready.wait()
+        """Raises EngineUnavailable once the engine is given up."""
+        while not self._is_ready:
+            if self.is_given_up:
+                raise EngineUnavailable(LOST)
+            await self._decided.wait()
+
+    def give_up(self) -> None:
+        """There will be no engine any more: whoever waits for one is told."""
+        self._is_ready = False
+        self._decided.set()
 
     async def start(self) -> None:
         self._context = zmq.Context()
@@ -138,6 +168,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Fails what is under way and ends the connection. The engine itself goes on."""
+        self.give_up()
         self._lose()
         self._changes.close()
         self._arrivals.close()
@@ -154,8 +185,7 @@ class EngineClient:
             EngineUnavailable: if the engine is not ready, or ends meanwhile.
             RequestRejected: as soon as it refuses one of the requests or fails on it.
         """
-        if not self.is_alive:
-            raise EngineUnavailable(STARTING)
+        self.refuse_unless_ready()
         open_choices = {request.request_id: request.num_open_choices for request in requests}
         with self._inbox(*open_choices) as inbox:
             try:
@@ -204,7 +234,7 @@ class EngineClient:
 
     async def _ask(self, request_id: str, command: Command, answer: type[Answer]) -> Answer:
         if self.info is None:
-            raise EngineUnavailable(STARTING)
+            raise EngineUnavailable(STARTING, self.retry_after)
         with self._inbox(request_id) as inbox:
             self._send(command)
             return await _next(inbox, answer)
@@ -244,7 +274,7 @@ class EngineClient:
                     isinstance(event, RequestFailed)
                     and event.code is FailureCode.ENGINE_UNAVAILABLE
                 ):
-                    self._ready.clear()  # it is about to end
+                    self._note_end()  # it is about to
                 if (inbox := self._inboxes.get(event.request_id)) is not None:
                     inbox.put_nowait(event)
 
@@ -259,7 +289,16 @@ class EngineClient:
             return
         if is_prepared:
             self.times_ready += 1
-            self._ready.set()
+            self._start_seconds = time.monotonic() - self._starting_since
+            self._is_ready = True
+            self._decided.set()
+
+    def _note_end(self) -> None:
+        """Nothing is let through until the next engine is ready."""
+        if self._is_ready:
+            self._is_ready = False
+            self._decided.clear()
+            self._starting_since = time.monotonic()
 
     def _note_connection(self, frames: list[bytes]) -> None:
         if parse_monitor_message(frames)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
@@ -271,12 +310,12 @@ class EngineClient:
 
     def _lose(self) -> None:
         self._connected = False
-        self._ready.clear()
+        self._note_end()
         self.info = None
         if self._preparing is not None:
             self._preparing.cancel()
         for inbox in self._inboxes.values():
-            inbox.put_nowait(EngineUnavailable(LOST))
+            inbox.put_nowait(EngineUnavailable(LOST, self.retry_after))
 
 
 async def _next(inbox: Inbox, kind: type[Answer]) -> Answer:

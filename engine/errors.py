@@ -64,7 +64,14 @@ class PromptRejected(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    def __init__(self, message: str = "The engine is not available; try again shortly.") -> None:
+    """`retry_after`: seconds until it can be expected to be there."""
+
+    def __init__(
+        self,
+        message: str = "The engine is not available; try again shortly.",
+        retry_after: float = 1.0,
+    ) -> None:
+        self.retry_after = retry_after
         super().__init__(message)
 
 

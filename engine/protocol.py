@@ -30,6 +30,7 @@ class FailureCode(StrEnum):
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
     BASE_PROMPT_NOT_FOUND = "base_prompt_not_found"
     ENGINE_UNAVAILABLE = "engine_unavailable"
+    REQUEST_QUARANTINED = "request_quarantined"  # it ended engines, and is not tried again
     INTERNAL = "internal"
 
 

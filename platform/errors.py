@@ -18,12 +18,14 @@
         ├── TooManyRequests    429
         ├── HeadTooLarge       431
         ├── InternalError      500
+        ├── RequestQuarantined 500
         ├── TooManyConnections 503
         └── Unavailable        503
 
 Messages of `ApiError` reach a tenant: no path, no trace.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -230,10 +232,26 @@ class TooManyConnections(ApiError):
     code = "too_many_connections"
 
 
-class Unavailable(ApiError):
-    status = 503
-    code = "engine_unavailable"
+class RequestQuarantined(ApiError):
+    code = "request_quarantined"
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"retry-after": "1"}
+        return {"x-should-retry": "false"}  # which OpenAI's clients obey
+
+
+class Unavailable(ApiError):
+    status = 503
+    code = "engine_unavailable"
+    retry_after = 1.0  # seconds
+
+    @classmethod
+    def for_seconds(cls, seconds: float, message: str) -> "Unavailable":
+        """Until there is an engine that can be expected to be ready."""
+        error = cls(message)
+        error.retry_after = seconds
+        return error
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(max(1, math.ceil(self.retry_after)))}

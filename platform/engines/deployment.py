@@ -25,6 +25,7 @@ from loraplex.platform.auth.principal import ApiKeyAuthenticator
 from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
 from loraplex.platform.catalog.service import AdapterSource, Catalog
 from loraplex.platform.config import Settings
+from loraplex.platform.engines.failover import Failover
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.observability.metrics import Metrics
@@ -56,6 +57,7 @@ class Deployment:
         self.metrics = Metrics(settings.served_model_name)
         self._socket = _socket_path(settings.home_folder)
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
+        self.failover = Failover(self.engine)
         self.inference = InferenceService(
             self.engine, self.catalog, self.base_prompts, RequestSeeds(settings.seed)
         )
@@ -74,6 +76,7 @@ class Deployment:
 
     async def stop(self) -> None:
         """Ends the engine and what runs on it."""
+        self.engine.give_up()
         self._supervising.cancel()
         await asyncio.gather(self._supervising, self._reading, return_exceptions=True)
         await self.engine.close()
@@ -81,14 +84,17 @@ class Deployment:
         self._socket.unlink(missing_ok=True)
 
     async def wait_ready(self) -> None:
-        """Raises StartFailed if there is nothing to wait for."""
+        """Raises StartFailed if there is nothing to wait for any more."""
         waits = [
             asyncio.create_task(wait()) for wait in (self.engine.wait_ready, self._failed.wait)
         ]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
         self.raise_if_failed()
+        if self.engine.is_given_up:
+            raise StartFailed(["The server is being stopped."])
 
     @property
     def is_serving(self) -> bool:
@@ -180,6 +186,7 @@ class Deployment:
     def _fail(self, faults: list[str]) -> bool:
         self._failure = StartFailed(faults)
         self._failed.set()
+        self.engine.give_up()
         return False
 
 

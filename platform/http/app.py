@@ -11,6 +11,7 @@ from loraplex.platform.engines.deployment import Deployment
 from loraplex.platform.http import operations
 from loraplex.platform.http.edge import Authentication, BodyLimit, RequestId
 from loraplex.platform.http.error_handlers import add_error_handlers
+from loraplex.platform.http.shedding import Shedding
 from loraplex.platform.inference import endpoints as inference
 from loraplex.platform.inference.bodies.route import BodyReader
 
@@ -35,6 +36,7 @@ def create_app(deployment: Deployment) -> FastAPI:
     app.state.stopping = asyncio.Event()  # set when what is under way must end
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=deployment.settings.max_body_size)
+    app.add_middleware(Shedding, refuse_unless_ready=deployment.engine.refuse_unless_ready)
     app.add_middleware(Authentication, authenticator=deployment.authenticator)
     app.add_middleware(RequestId)
     app.include_router(inference.router)

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from loraplex.engine.errors import EngineError, PromptRejected, RequestRejected
+from loraplex.engine.errors import EngineError, EngineUnavailable, PromptRejected, RequestRejected
 from loraplex.engine.protocol import FailureCode
 from loraplex.platform.errors import (
     MAX_FAULTS,
@@ -21,6 +21,7 @@ from loraplex.platform.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
+    RequestQuarantined,
     Unavailable,
     Unprocessable,
 )
@@ -46,6 +47,7 @@ FAILURES: dict[FailureCode, Callable[[RequestRejected], ApiError]] = {
         e.message, "base_prompt", "base_prompt_not_found"
     ),
     FailureCode.ENGINE_UNAVAILABLE: lambda e: Unavailable(e.message),
+    FailureCode.REQUEST_QUARANTINED: lambda e: RequestQuarantined(e.message),
     FailureCode.INTERNAL: lambda e: InternalError(e.message),
 }
 
@@ -88,6 +90,8 @@ def _of_engine(error: EngineError) -> ApiError:
             return api_error
         case PromptRejected():
             return InvalidRequest(error.message, "messages")
+        case EngineUnavailable():
+            return Unavailable.for_seconds(error.retry_after, error.message)
         case _:
             return Unavailable(error.message)
 

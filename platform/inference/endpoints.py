@@ -78,7 +78,7 @@ async def _answer(
     body: ChatCompletionRequest | CompletionRequest,
     deployment: Deployment,
 ) -> Response:
-    events = deployment.metrics.watch(generation, run(deployment.engine, generation))
+    events = deployment.metrics.watch(generation, run(deployment.failover, generation))
     if body.stream:
         return await answer_stream(request, generation, events, renderer, body.include_usage)
     return await answer_whole(request, generation, events, renderer)

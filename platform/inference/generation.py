@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import GenerateRequest, TokenEvent
+from loraplex.platform.engines.failover import Failover
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ChoiceEvent(NamedTuple):
     event: TokenEvent
 
 
-async def run(engine: EngineClient, generation: Generation) -> AsyncGenerator[ChoiceEvent, None]:
+async def run(failover: Failover, generation: Generation) -> AsyncGenerator[ChoiceEvent, None]:
     """Yields the events of all prompts as they come. Closing it aborts what still runs.
 
     Raises:
@@ -43,7 +43,7 @@ async def run(engine: EngineClient, generation: Generation) -> AsyncGenerator[Ch
     """
     requests, choices = generation.requests, generation.choices_per_prompt
     numbers = {request.request_id: number for number, request in enumerate(requests)}
-    async with contextlib.aclosing(engine.generate(*requests)) as events:
+    async with contextlib.aclosing(failover.generate(*requests)) as events:
         async for event in events:
             prompt = numbers[event.request_id]
             yield ChoiceEvent(prompt, prompt * choices + event.index, event)

@@ -123,7 +123,8 @@ class InferenceService:
     ) -> tuple[_Call, Tokenizer]:
         model = self._catalog.resolve(principal, body.model)
         info = self.engine.info
-        if self._tokenizer is None or info is None or not self.engine.is_alive:
+        self.engine.refuse_unless_ready()
+        if self._tokenizer is None or info is None:
             raise Unavailable(STARTING)
         call = _Call(
             id=f"{kind}-{uuid.uuid4().hex}",

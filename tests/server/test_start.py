@@ -132,6 +132,7 @@ def test_a_server_that_is_stopped_while_it_loads_ends_clean(
     status = server.stop()
 
     assert status == 0
+    assert server.output == []
     assert not engine.is_running()
     assert not list((tmp_path / "run").iterdir())
 

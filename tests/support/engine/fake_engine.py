@@ -45,7 +45,7 @@ from loraplex.engine.protocol import (
 from loraplex.engine.server import serve
 
 # Last prompt tokens.
-REFUSED, BROKEN, FATAL, DEADLY, ENDLESS, DEADLOCKED = 901, 902, 903, 904, 905, 906
+REFUSED, BROKEN, FATAL, DEADLY, ENDLESS, DEADLOCKED, LATE = 901, 902, 903, 904, 905, 906, 907
 
 
 class FakeEngine:
@@ -87,7 +87,9 @@ class FakeEngine:
             case 904:
                 os.kill(os.getpid(), 9)
         self.requests[request.request_id] = request
-        self.running[request.request_id] = []
+        resume = request.resume
+        known = resume.choices if resume else [[]]
+        self.running[request.request_id] = list(next(it for it in known if it is not None))
 
     def abort(self, request_id: str) -> None:
         self.num_aborts += 1
@@ -164,6 +166,8 @@ class FakeEngine:
                     pass
             case 906:
                 threading.Event().wait()
+            case 907 if len(output) == 3:
+                os.kill(os.getpid(), 9)
         output.append(request.prompt_token_ids[-1] + len(output) + 1)
         is_last = len(output) == request.sampling.max_tokens
         if is_last:
@@ -174,6 +178,7 @@ class FakeEngine:
                 index=index,
                 token_ids=output[-1:],
                 text=f"{output[-1]} ",
+                cached_tokens=0 if len(output) == 1 else None,
                 finish_reason=FinishReason.LENGTH if is_last else None,
                 usage=Usage(len(request.prompt_token_ids), len(output), 0) if is_last else None,
             )

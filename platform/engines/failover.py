@@ -1,0 +1,86 @@
+"""Failover: a call goes on in the next engine when the one that ran it ends."""
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineUnavailable, RequestRejected
+from loraplex.engine.protocol import FailureCode, GenerateRequest, TokenEvent
+from loraplex.platform.engines.call import Call
+from loraplex.platform.engines.suspects import QUARANTINED, Suspects, Trial, Verdict
+
+MAX_MOVES = 2
+
+logger = logging.getLogger(__name__)
+
+
+class Failover:
+    """Generates like an `EngineClient`, and outlives its engine.
+
+    Where an engine ends, the calls that it ran wait for the next and are sent there with the tokens
+    that had come. Their callers see a pause, and the same tokens.
+    """
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+        self._suspects = Suspects(engine.stats)
+
+    async def generate(self, *requests: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
+        """Yields the events of all choices of all requests, each token once, until each choice has
+        had its last. Closing or cancelling the iterator aborts what still runs.
+
+        Args:
+            requests: with seeds.
+
+        Raises:
+            EngineUnavailable: no engine is ready; or the last one ended after `MAX_MOVES` moves, or
+                for good.
+            RequestRejected: as soon as one of the requests is refused or fails; also where the
+                engine ended twice from this call.
+        """
+        call = Call(requests)
+        self._engine.refuse_unless_ready()
+        self._suspects.refuse_quarantined(call)
+        is_suspect = self._suspects.resembles_one(call)
+        while call.open_requests():
+            try:
+                async with contextlib.aclosing(self._attempt(call, is_suspect)) as events:
+                    async for event in events:
+                        yield event
+            except EngineUnavailable:
+                call.num_moves += 1
+                if call.num_moves > MAX_MOVES or self._engine.is_given_up:
+                    raise
+                is_suspect = self._is_suspect(call)
+
+    async def _attempt(self, call: Call, is_suspect: bool) -> AsyncGenerator[TokenEvent, None]:
+        """One engine's events."""
+        async with self._trial(call, is_suspect) as trial:
+            await self._engine.wait_ready()
+            call.engine = self._engine.times_ready
+            if trial is not None:
+                self._suspects.refuse_quarantined(call)
+                trial.begin()
+            async with contextlib.aclosing(self._engine.generate(*call.open_requests())) as events:
+                async for event in events:
+                    call.note(event)
+                    if trial is not None:
+                        trial.note(event)
+                    yield event
+
+    @contextlib.asynccontextmanager
+    async def _trial(self, call: Call, is_suspect: bool) -> AsyncIterator[Trial | None]:
+        if not is_suspect:
+            yield None
+            return
+        async with self._suspects.trial(call) as trial:
+            yield trial
+
+    def _is_suspect(self, call: Call) -> bool:
+        """Raises RequestRejected if it is more than that."""
+        verdict = self._suspects.judge(call)
+        if verdict is Verdict.GUILTY:
+            logger.error("A request was quarantined: the engine ended twice while it ran")
+            raise RequestRejected(FailureCode.REQUEST_QUARANTINED, QUARANTINED)
+        return verdict is Verdict.SUSPECT
