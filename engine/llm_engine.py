@@ -11,18 +11,21 @@ from loraplex.engine.build.engine import EngineParts, assemble
 from loraplex.engine.commands.adapters import AdapterDesk
 from loraplex.engine.commands.base_prompts import BasePromptDesk
 from loraplex.engine.commands.block_map import block_map
+from loraplex.engine.commands.shares import set_tenant_shares
 from loraplex.engine.commands.stats import StepMetrics
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.idle_check import IdleCheck
 from loraplex.engine.protocol import (
-    BlockMap,
+    AbortRequest,
+    EngineCommand,
     EngineInfo,
     EngineStats,
     Event,
     FailureCode,
     GenerateRequest,
     GetBlockMap,
+    GetStats,
     PositionLogprobs,
     PublishBasePrompt,
     RegisterAdapter,
@@ -30,7 +33,6 @@ from loraplex.engine.protocol import (
     RetireBasePrompt,
     SetTenantShares,
     StartProgress,
-    TenantSharesSet,
     TokenEvent,
     UnregisterAdapter,
     Usage,
@@ -91,6 +93,37 @@ class LLMEngine:
     def is_waiting(self) -> bool:
         """Whether an outcome is due: `step` again soon, without a request coming in."""
         return bool(self._scheduler.waiting) or self._adapters.is_busy or self._base_prompts.is_busy
+
+    def submit(self, command: EngineCommand) -> list[Event]:  # noqa: C901 - a case a command
+        """Obeys a command; every other outcome comes out of `step`.
+
+        Returns:
+            what can be answered at once.
+
+        Raises:
+            RequestRejected: when it cannot be obeyed, with the reason. Then it changed nothing.
+        """
+        scheduler = self._scheduler
+        match command:
+            case GenerateRequest():
+                self.add(command)
+            case AbortRequest():
+                self.abort(command.request_id)
+            case RegisterAdapter():
+                self._adapters.register(command)
+            case UnregisterAdapter():
+                self._adapters.unregister(command)
+            case PublishBasePrompt():
+                self._base_prompts.publish(command)
+            case RetireBasePrompt():
+                self._base_prompts.retire(command)
+            case SetTenantShares():
+                return [set_tenant_shares(scheduler, command)]
+            case GetBlockMap():
+                return [block_map(scheduler.kv.pool, command.request_id)]
+            case GetStats():
+                return [msgspec.structs.replace(self.stats(), request_id=command.request_id)]
+        return []
 
     def add(self, request: GenerateRequest) -> None:
         """Accepts a request; its events come out of `step`.
@@ -153,30 +186,6 @@ class LLMEngine:
         in_use = self._scheduler.adapters_in_use
         return [*events, *self._adapters.outcomes(in_use), *self._base_prompts.outcomes()]
 
-    def register_adapter(self, command: RegisterAdapter) -> None:
-        """Reads and checks an adapter on another thread; the outcome comes out of `step`."""
-        self._adapters.register(command)
-
-    def unregister_adapter(self, command: UnregisterAdapter) -> None:
-        """Forgets an adapter once no sequence uses it; the outcome comes out of `step`."""
-        self._adapters.unregister(command)
-
-    def publish_base_prompt(self, command: PublishBasePrompt) -> None:
-        """Computes a prompt for all tenants; the outcome comes out of `step`.
-
-        Raises:
-            RequestRejected: when it cannot be served, with the reason.
-        """
-        self._base_prompts.publish(command)
-
-    def retire_base_prompt(self, command: RetireBasePrompt) -> None:
-        """Takes a prompt from new requests; that its last user is gone comes out of `step`.
-
-        Raises:
-            RequestRejected: when there is none of this name.
-        """
-        self._base_prompts.retire(command)
-
     def prepare(self) -> bool:
         """Does a piece of work that saves time later, and in the end proves the books; for when
         there is nothing else to do.
@@ -191,24 +200,6 @@ class LLMEngine:
             return True
         self._check.run()
         return False
-
-    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
-        """Changes floors, ceilings and weights, from the next step on.
-
-        Raises:
-            RequestRejected: with every fault; then nothing has been changed.
-        """
-        faults = self._scheduler.kv.pool.set_shares(command.shares)
-        if faults:
-            message = "; ".join(faults)
-            raise RequestRejected(FailureCode.INVALID_REQUEST, message, "shares", faults)
-        for share in command.shares:
-            self._scheduler.policy.ledger.set_weight(share.tenant, share.weight)
-        return TenantSharesSet(command.request_id)
-
-    def block_map(self, command: GetBlockMap) -> BlockMap:
-        """Every KV block's owner, state and reference count."""
-        return block_map(self._scheduler.kv.pool, command.request_id)
 
     def stats(self) -> EngineStats:
         return msgspec.structs.replace(

@@ -164,7 +164,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-Command = (
+EngineCommand = (
     GenerateRequest
     | AbortRequest
     | RegisterAdapter
@@ -174,9 +174,10 @@ Command = (
     | SetTenantShares
     | GetStats
     | GetBlockMap
-    | Hello
-    | Shutdown
 )
+"""What an engine obeys or refuses; each has a request id."""
+
+Command = EngineCommand | Hello | Shutdown
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):

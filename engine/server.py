@@ -20,26 +20,15 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import RequestRejected, StartRefused
 from loraplex.engine.heartbeat import Heartbeat, Phase
 from loraplex.engine.protocol import (
-    AbortRequest,
-    BlockMap,
     Command,
+    EngineCommand,
     EngineInfo,
-    EngineStats,
     Event,
     FailureCode,
-    GenerateRequest,
-    GetBlockMap,
-    GetStats,
     Hello,
-    PublishBasePrompt,
-    RegisterAdapter,
     RequestFailed,
-    RetireBasePrompt,
-    SetTenantShares,
     Shutdown,
     StartProgress,
-    TenantSharesSet,
-    UnregisterAdapter,
 )
 from loraplex.engine.server_socket import Mailbox
 
@@ -51,16 +40,6 @@ COMMAND_SECONDS = 0.01  # between two steps, spent on commands
 
 logger = logging.getLogger(__name__)
 
-Order = (
-    GenerateRequest
-    | RegisterAdapter
-    | UnregisterAdapter
-    | PublishBasePrompt
-    | RetireBasePrompt
-    | SetTenantShares
-)
-"""What an engine can refuse."""
-
 
 class Engine(Protocol):
     """What the server needs of an LLMEngine."""
@@ -71,17 +50,10 @@ class Engine(Protocol):
     def has_work(self) -> bool: ...
     @property
     def is_waiting(self) -> bool: ...
-    def add(self, request: GenerateRequest) -> None: ...
+    def submit(self, command: EngineCommand) -> list[Event]: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Event]: ...
-    def register_adapter(self, command: RegisterAdapter) -> None: ...
-    def unregister_adapter(self, command: UnregisterAdapter) -> None: ...
-    def publish_base_prompt(self, command: PublishBasePrompt) -> None: ...
-    def retire_base_prompt(self, command: RetireBasePrompt) -> None: ...
     def prepare(self) -> bool: ...
-    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet: ...
-    def block_map(self, command: GetBlockMap) -> BlockMap: ...
-    def stats(self) -> EngineStats: ...
     def save_cache(self) -> None: ...
     def close(self) -> None: ...
 
@@ -151,41 +123,19 @@ class EngineServer:
         match command:
             case Shutdown():
                 self.stop()
-            case AbortRequest():
-                self._engine.abort(command.request_id)
-            case GetStats():
-                stats = self._engine.stats()
-                self._send([msgspec.structs.replace(stats, request_id=command.request_id)])
-            case GetBlockMap():
-                self._send([self._engine.block_map(command)])
             case Hello():
                 pass  # answered by the mailbox
             case _:
                 self._submit(command)
 
-    def _submit(self, command: Order) -> None:
+    def _submit(self, command: EngineCommand) -> None:
         try:
-            self._hand_over(command)
+            self._send(self._engine.submit(command))
         except RequestRejected as rejection:
             self._send([rejection.to_event(command.request_id)])
         except Exception:
             logger.exception("Request %s failed", command.request_id)
             self._send([_internal_failure(command.request_id)])
-
-    def _hand_over(self, command: Order) -> None:
-        match command:
-            case GenerateRequest():
-                self._engine.add(command)
-            case RegisterAdapter():
-                self._engine.register_adapter(command)
-            case UnregisterAdapter():
-                self._engine.unregister_adapter(command)
-            case PublishBasePrompt():
-                self._engine.publish_base_prompt(command)
-            case RetireBasePrompt():
-                self._engine.retire_base_prompt(command)
-            case SetTenantShares():
-                self._send([self._engine.set_tenant_shares(command)])
 
     def _send(self, events: list[Event]) -> None:
         for request_id in self._mailbox.send(events):

@@ -88,7 +88,7 @@ def _request(
 
 
 def _register(engine: LLMEngine, name: str) -> AdapterRef:
-    engine.register_adapter(
+    engine.submit(
         RegisterAdapter(
             request_id=name, tenant="examples", adapter_id=name, path=str(ADAPTERS / name)
         )

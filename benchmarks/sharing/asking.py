@@ -55,7 +55,7 @@ def ask(engine: LLMEngine, request: GenerateRequest) -> Answer:
 
 def publish(engine: LLMEngine, token_ids: list[int]) -> BasePromptRef:
     """Publishes a base prompt and waits until it is computed."""
-    engine.publish_base_prompt(
+    engine.submit(
         PublishBasePrompt(request_id="publish", prompt_id="base", version=1, token_ids=token_ids)
     )
     return _outcome(engine, BasePromptPublished).info.ref
@@ -75,7 +75,7 @@ def make_activated(
 
 def register(engine: LLMEngine, folder: Path, tenant: str = "tenant") -> AdapterRef:
     """Registers an adapter and waits until that is done."""
-    engine.register_adapter(
+    engine.submit(
         RegisterAdapter(
             request_id="register", tenant=tenant, adapter_id=folder.name, path=str(folder)
         )

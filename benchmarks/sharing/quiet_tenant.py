@@ -97,7 +97,7 @@ def main() -> None:
 def run_case(engine: LLMEngine, case: Case, sizes: Sizes, rounds: int, alone: Run | None) -> Run:
     floor = alone.cached_blocks if alone is not None and case.has_floor else 0
     if floor:
-        engine.set_tenant_shares(SetTenantShares("shares", [TenantShare(QUIET, floor=floor)]))
+        engine.submit(SetTenantShares("shares", [TenantShare(QUIET, floor=floor)]))
     flood = _flooder(engine, sizes) if case.has_flooder else lambda index: None
     prompts = [random_prompt(engine, sizes.prompt, seed) for seed in range(sizes.num_prompts)]
     usages, seconds = [], []

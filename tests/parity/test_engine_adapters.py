@@ -175,7 +175,7 @@ def test_an_adapter_in_use_is_unregistered_when_its_last_sequence_has_ended(
 ) -> None:
     ref = register(engine, folders["wide"]).ref
     engine.add(request(PROMPT, "running", adapter=ref, n=3, max_tokens=OUTPUT_LENGTH))
-    engine.unregister_adapter(UnregisterAdapter(request_id="bye", adapter=ref))
+    engine.submit(UnregisterAdapter(request_id="bye", adapter=ref))
     with pytest.raises(RequestRejected) as refusal:
         engine.add(request(PROMPT, "late", adapter=ref))
     *tokens, last = drain(engine)

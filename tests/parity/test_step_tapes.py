@@ -91,7 +91,7 @@ def _stories(engine: LLMEngine, folders: list[Path]) -> list[list[list[int]]]:
     stories = [tokens(ask(engine))]
     wide, narrow = (register(engine, folder).ref for folder in folders[:2])
     stories.append(tokens(ask(engine, {"a": wide, "b": narrow, "d": wide})))
-    engine.unregister_adapter(UnregisterAdapter(request_id="u", adapter=wide))
+    engine.submit(UnregisterAdapter(request_id="u", adapter=wide))
     drain(engine)
     ends = register(engine, folders[2]).ref
     stories.append(tokens(ask(engine, {"a": ends, "b": narrow, "d": ends})))

@@ -129,7 +129,7 @@ def try_register(
 ) -> AdapterRegistered | RequestFailed:
     """`options`: fields of `RegisterAdapter`; the folder's name is the adapter's by default."""
     fields = {"adapter_id": folder.name, "path": str(folder)} | options
-    engine.register_adapter(RegisterAdapter(request_id="reg", tenant=tenant, **fields))
+    engine.submit(RegisterAdapter(request_id="reg", tenant=tenant, **fields))
     (outcome,) = drain(engine)
     assert isinstance(outcome, AdapterRegistered | RequestFailed)
     return outcome
@@ -139,7 +139,7 @@ def publish(
     engine: LLMEngine, token_ids: list[int], prompt_id: str = "prompt", version: int = 1
 ) -> BasePromptRef:
     """Publishes a base prompt and waits until it is computed."""
-    engine.publish_base_prompt(
+    engine.submit(
         PublishBasePrompt(
             request_id="pub", prompt_id=prompt_id, version=version, token_ids=token_ids
         )
@@ -150,6 +150,6 @@ def publish(
 
 
 def retire(engine: LLMEngine, ref: BasePromptRef, request_id: str = "retire") -> None:
-    engine.retire_base_prompt(
+    engine.submit(
         RetireBasePrompt(request_id=request_id, prompt_id=ref.prompt_id, version=ref.version)
     )

@@ -14,6 +14,7 @@ from loraplex.adapters.manifest import Activation, AdapterRef
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, RequestRejected
 from loraplex.engine.protocol import (
+    AbortRequest,
     AdapterInfo,
     AdapterRegistered,
     AdapterUnregistered,
@@ -24,6 +25,7 @@ from loraplex.engine.protocol import (
     BlockMap,
     BlockRun,
     BlockState,
+    EngineCommand,
     EngineInfo,
     EngineStats,
     Event,
@@ -31,6 +33,7 @@ from loraplex.engine.protocol import (
     FinishReason,
     GenerateRequest,
     GetBlockMap,
+    GetStats,
     PublishBasePrompt,
     RegisterAdapter,
     RetireBasePrompt,
@@ -78,7 +81,29 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.running or self.outcomes)
 
-    def add(self, request: GenerateRequest) -> None:
+    def submit(self, command: EngineCommand) -> list[Event]:  # noqa: C901 - a case a command
+        match command:
+            case GenerateRequest():
+                self._add(command)
+            case AbortRequest():
+                self.abort(command.request_id)
+            case RegisterAdapter():
+                self._register_adapter(command)
+            case UnregisterAdapter():
+                self.outcomes.append(AdapterUnregistered(command.request_id))
+            case PublishBasePrompt():
+                self._publish_base_prompt(command)
+            case RetireBasePrompt():
+                self.outcomes.append(BasePromptRetired(command.request_id))
+            case SetTenantShares():
+                return [self._set_tenant_shares(command)]
+            case GetBlockMap():
+                return [self._block_map(command)]
+            case GetStats():
+                return [self._stats(command)]
+        return []
+
+    def _add(self, request: GenerateRequest) -> None:
         match request.prompt_token_ids[-1]:
             case 901:
                 raise RequestRejected(FailureCode.INVALID_REQUEST, "refused", "prompt", ["a", "b"])
@@ -102,7 +127,7 @@ class FakeEngine:
             events += self._advance(request_id)
         return events
 
-    def register_adapter(self, command: RegisterAdapter) -> None:
+    def _register_adapter(self, command: RegisterAdapter) -> None:
         if self.mood == "picky":
             raise RequestRejected(FailureCode.ADAPTER_REJECTED, "not this one")
         digest = "other" if self.mood == "forgetful" else "d"
@@ -118,10 +143,7 @@ class FakeEngine:
         )
         self.outcomes.append(AdapterRegistered(command.request_id, info))
 
-    def unregister_adapter(self, command: UnregisterAdapter) -> None:
-        self.outcomes.append(AdapterUnregistered(command.request_id))
-
-    def publish_base_prompt(self, command: PublishBasePrompt) -> None:
+    def _publish_base_prompt(self, command: PublishBasePrompt) -> None:
         info = BasePromptInfo(
             ref=BasePromptRef(prompt_id=command.prompt_id, version=command.version),
             num_tokens=len(command.token_ids),
@@ -129,26 +151,27 @@ class FakeEngine:
         )
         self.outcomes.append(BasePromptPublished(command.request_id, info))
 
-    def retire_base_prompt(self, command: RetireBasePrompt) -> None:
-        self.outcomes.append(BasePromptRetired(command.request_id))
-
     def prepare(self) -> bool:
         return False
 
-    def set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
+    def _set_tenant_shares(self, command: SetTenantShares) -> TenantSharesSet:
         faults = [f"{share.tenant} asks too much" for share in command.shares if share.floor > 8]
         if faults:
             raise RequestRejected(FailureCode.INVALID_REQUEST, faults[0], "shares", faults)
         self.shares = command.shares
         return TenantSharesSet(command.request_id)
 
-    def block_map(self, command: GetBlockMap) -> BlockMap:
+    def _block_map(self, command: GetBlockMap) -> BlockMap:
         runs = [BlockRun(i, BlockState.HELD, 1, share.floor) for i, share in enumerate(self.shares)]
         owners = [share.tenant for share in self.shares]
         return BlockMap(request_id=command.request_id, owners=owners, runs=runs)
 
-    def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self.running), num_preemptions=self.num_aborts)
+    def _stats(self, command: GetStats) -> EngineStats:
+        return EngineStats(
+            request_id=command.request_id,
+            num_running=len(self.running),
+            num_preemptions=self.num_aborts,
+        )
 
     def save_cache(self) -> None:
         pass

@@ -130,7 +130,7 @@ class WholeEngine:
     def set_share(self, tenant: str, floor: int, ceiling: int | None, weight: float) -> None:
         """Raises RequestRejected as the engine does."""
         share = TenantShare(tenant, floor, ceiling, weight)
-        self.engine.set_tenant_shares(llm_engine.SetTenantShares("shares", [share]))
+        self.engine.submit(llm_engine.SetTenantShares("shares", [share]))
 
     def check_books(self) -> None:
         self.kv.check_integrity()

@@ -96,7 +96,7 @@ def test_once_unregistered_it_can_have_another_activation_and_base_prompt(
     engine: LLMEngine, plain: Path
 ) -> None:
     ref = register(engine, plain).ref
-    engine.unregister_adapter(UnregisterAdapter(request_id="bye", adapter=ref))
+    engine.submit(UnregisterAdapter(request_id="bye", adapter=ref))
     drain(engine)
 
     prompt = BasePromptRef(prompt_id="prompt", version=1)

@@ -144,13 +144,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(ref=ADAPTERS)
     def unregister(self, ref: AdapterRef) -> None:
         """It is gone once nobody uses it any more."""
-        self.whole.engine.unregister_adapter(UnregisterAdapter(request_id="out", adapter=ref))
+        self.whole.engine.submit(UnregisterAdapter(request_id="out", adapter=ref))
 
     @rule(ref=ADAPTERS, activation=st.sampled_from(Activation), data=st.data())
     def register(self, ref: AdapterRef, activation: Activation, data: st.DataObject) -> None:
         """To act from elsewhere, or behind another prompt, if it has been unregistered."""
         base_prompt = data.draw(st.sampled_from([None, *self.published]))
-        self.whole.engine.register_adapter(
+        self.whole.engine.submit(
             RegisterAdapter(
                 request_id="in",
                 tenant=ref.tenant,
@@ -192,7 +192,7 @@ class EngineMachine(RuleBasedStateMachine):
             token_ids=[family] * length,
         )
         try:
-            self.whole.engine.publish_base_prompt(command)
+            self.whole.engine.submit(command)
         except RequestRejected as rejection:
             codes = FailureCode.BUDGET_EXCEEDED, FailureCode.INVALID_REQUEST
             self.is_refused_with(rejection, *codes)
@@ -212,7 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
             request_id=f"retire {ref}", prompt_id=ref.prompt_id, version=ref.version
         )
         try:
-            self.whole.engine.retire_base_prompt(command)
+            self.whole.engine.submit(command)
         except RequestRejected as rejection:  # it was given up before it was computed
             self.is_refused_with(rejection, FailureCode.BASE_PROMPT_NOT_FOUND)
 

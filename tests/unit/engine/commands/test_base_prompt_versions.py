@@ -165,7 +165,7 @@ def test_logprobs_of_a_prompt_are_those_of_all_its_tokens(
 
 def publish_beside(engine: LLMEngine, token_ids: list[int]) -> BasePromptRef:
     """Publishes version 2 while requests run."""
-    engine.publish_base_prompt(
+    engine.submit(
         PublishBasePrompt(request_id="pub", prompt_id="prompt", version=2, token_ids=token_ids)
     )
     return BasePromptRef(prompt_id="prompt", version=2)

@@ -134,7 +134,7 @@ def test_what_was_private_before_a_prompt_is_published_stays_private(engine: LLM
 
 
 def test_a_prompt_is_computed_once_however_many_wait_for_it(engine: LLMEngine) -> None:
-    engine.publish_base_prompt(command(PROMPT))
+    engine.submit(command(PROMPT))
 
     for i in range(3):
         engine.add(request([*PROMPT, *REST], f"r{i}", namespace=f"n{i}"))
@@ -147,7 +147,7 @@ def test_a_prompt_is_computed_once_however_many_wait_for_it(engine: LLMEngine) -
 def test_a_long_prompt_is_computed_in_chunks_beside_others(engine: LLMEngine) -> None:
     engine.add(request(REST, "running", max_tokens=20))
     engine.step()
-    engine.publish_base_prompt(command((PROMPT * 6)[:120]))
+    engine.submit(command((PROMPT * 6)[:120]))
 
     kinds = [type(event).__name__ for event in drain(engine)]
 
@@ -197,7 +197,7 @@ def test_other_tokens_under_the_same_version_are_refused(engine: LLMEngine) -> N
     publish(engine, PROMPT)
 
     with pytest.raises(RequestRejected, match="publish a new version"):
-        engine.publish_base_prompt(command(PROMPT[:-1]))
+        engine.submit(command(PROMPT[:-1]))
 
 
 def test_versions_share_what_they_have_in_common(engine: LLMEngine) -> None:
@@ -222,7 +222,7 @@ def test_what_is_no_prompt_is_refused(
     engine: LLMEngine, token_ids: list[int], code: FailureCode
 ) -> None:
     with pytest.raises(RequestRejected) as refusal:
-        engine.publish_base_prompt(command(token_ids))
+        engine.submit(command(token_ids))
 
     assert refusal.value.code is code
 
@@ -231,7 +231,7 @@ def test_prompts_may_keep_half_of_the_memory_and_no_more(engine: LLMEngine) -> N
     fill(engine)
 
     with pytest.raises(RequestRejected, match=r"base prompts may keep \d+ of \d+") as refusal:
-        engine.publish_base_prompt(command([3] * 200))
+        engine.submit(command([3] * 200))
 
     assert refusal.value.code is FailureCode.BUDGET_EXCEEDED
     assert engine.stats().num_free_blocks >= engine.stats().num_blocks // 2
@@ -278,7 +278,7 @@ def test_a_retired_prompt_can_be_published_again(engine: LLMEngine) -> None:
 def test_a_prompt_that_is_retired_before_it_is_computed_fails_its_publication(
     engine: LLMEngine,
 ) -> None:
-    engine.publish_base_prompt(command(PROMPT))
+    engine.submit(command(PROMPT))
     retire(engine, BasePromptRef(prompt_id="prompt", version=1))
 
     failed, retired = drain(engine)

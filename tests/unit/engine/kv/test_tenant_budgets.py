@@ -51,7 +51,7 @@ def prompt(seed: int, num_tokens: int) -> list[int]:
 
 
 def share(engine: LLMEngine, *shares: TenantShare) -> None:
-    engine.set_tenant_shares(SetTenantShares("shares", list(shares)))
+    engine.submit(SetTenantShares("shares", list(shares)))
 
 
 def stats_of(engine: LLMEngine, tenant: str) -> TenantStats:
@@ -180,7 +180,7 @@ def test_what_tenants_used_is_told_apart(engine: LLMEngine) -> None:
 def test_the_block_map_shows_who_has_what(engine: LLMEngine) -> None:
     ask(engine, "tenant", prompt(0, 20))
 
-    found = engine.block_map(GetBlockMap("map"))
+    (found,) = engine.submit(GetBlockMap("map"))
 
     counts = {(found.owners[run.owner], run.state): run.count for run in found.runs}
     assert counts["tenant", BlockState.CACHED] == 5
@@ -191,7 +191,7 @@ def test_floors_leave_a_base_prompt_the_blocks_that_it_still_needs(engine: LLMEn
     tokens = prompt(0, 100)
     engine.add(request(prompt(1, 8), "borrower", tenant="other", max_tokens=20))
     engine.step()
-    engine.publish_base_prompt(
+    engine.submit(
         PublishBasePrompt(request_id="pub", prompt_id="prompt", version=1, token_ids=tokens)
     )
     engine.step()
