@@ -15,7 +15,7 @@ from loraplex.kernels.gated_activation import cpu as gated_activation_cpu
 from loraplex.kernels.gated_activation import naive as gated_activation_naive
 from loraplex.kernels.int8_linear import cpu as int8_linear_cpu
 from loraplex.kernels.int8_linear import naive as int8_linear_naive
-from loraplex.kernels.kernel_set import Kernels
+from loraplex.kernels.kernel_set import Kernels, KernelsUnavailable
 from loraplex.kernels.kv_cache import cpu as kv_cache_cpu
 from loraplex.kernels.kv_cache import naive as kv_cache_naive
 from loraplex.kernels.linear import cpu as linear_cpu
@@ -69,15 +69,23 @@ def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kern
     Args:
         asked: `auto`; `naive` for plain torch whatever the machine can do; `triton`, which on a CPU
             takes Triton's interpreter.
+
+    Raises:
+        KernelsUnavailable: `triton` was asked for, and does not run on this GPU.
     """
     if asked == "naive" or device.type not in ("cpu", "cuda"):
         return NAIVE
     if asked == "triton" or device.type == "cuda":
-        return _triton(device, dtype)
+        return _triton(asked, device, dtype)
     return _native(dtype)
 
 
-def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
+def is_triton_error(error: Exception) -> bool:
+    """Whether Triton could not compile or launch a kernel; without loading Triton."""
+    return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
+
+
+def _triton(asked: str, device: torch.device, dtype: torch.dtype) -> Kernels:
     try:
         from loraplex.kernels import triton_set  # noqa: PLC0415
     except ImportError as reason:
@@ -85,6 +93,12 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Kernels:
         return NAIVE
     if not triton_set.runs_on(device) or dtype not in triton_set.DTYPES:
         logger.warning("no Triton for %s on %s, running on plain torch", dtype, device)
+        return NAIVE
+    fault = triton_set.fault_of(device)
+    if fault is not None and asked == "triton":
+        raise KernelsUnavailable(f"Triton's kernels do not run on this GPU: {fault}")
+    if fault is not None:
+        logger.warning("no Triton on this GPU, running on plain torch, which is slower: %s", fault)
         return NAIVE
     return triton_set.triton_kernels(device, dtype)
 

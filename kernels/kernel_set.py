@@ -12,6 +12,10 @@ from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRATable
 
 
+class KernelsUnavailable(Exception):
+    """Kernels that were asked for by name do not run here; the message says why."""
+
+
 @dataclass(frozen=True)
 class Kernels:
     """One implementation of each operation; their contracts stand in the naive modules."""

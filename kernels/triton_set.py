@@ -24,6 +24,21 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
 
 
+def fault_of(device: torch.device) -> str | None:
+    """Why kernels do not run on a GPU, found out by running one; None: they do, or there is none.
+
+    A compiler for C, which Triton needs to launch, may be missing, or the driver may be too old.
+    """
+    if device.type != "cuda":
+        return None
+    x = torch.tensor([[0.0, 3.0, 1.0]], device=device)
+    try:
+        found = sampling_triton.argmax(x)
+        return None if torch.equal(found, x.argmax(dim=-1)) else "a kernel gives a wrong result"
+    except Exception as error:  # of the compiler, of the launcher or of the driver
+        return str(error).partition("\n")[0] or type(error).__name__
+
+
 def triton_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     return Kernels(
         name="triton",

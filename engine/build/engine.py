@@ -13,7 +13,8 @@ from loraplex.adapters.injection import LoRASites, inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
 from loraplex.engine.build.offload import add_lower_tiers
-from loraplex.engine.build.recording import record_steps
+from loraplex.engine.build.recording import gpu_faults_refused, record_steps
+from loraplex.engine.build.rehearsal import rehearse
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.kv.block_pool import BlockPool
@@ -35,13 +36,15 @@ from loraplex.engine.scheduling.fair_share import FairPolicy
 from loraplex.engine.scheduling.policy import FCFSPolicy
 from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.scheduling.stop_checker import StopChecker
+from loraplex.engine.step import BlockCopy
 from loraplex.engine.worker.attention import AttentionContext, install_attention
 from loraplex.engine.worker.forward import Forward
 from loraplex.engine.worker.kv_cache import KVCache, kv_format_of
 from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory
-from loraplex.engine.worker.model_runner import ModelRunner
+from loraplex.engine.worker.model_runner import ModelRunner, RecordedSteps
 from loraplex.engine.worker.prefault import MemoryWarmth
 from loraplex.engine.worker.sampler import Sampler
+from loraplex.engine.worker.transfers import STAGED_ON_DEVICE
 from loraplex.kernels.dispatch import NAIVE, choose_kernels
 from loraplex.kernels.kernel_set import Kernels
 
@@ -80,7 +83,8 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     begin(1)
     with torch.inference_mode():
         probe = probe_layers(loaded.model)
-    kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
+    with gpu_faults_refused(config):
+        kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
     _put_kernels_in(loaded, probe, kernels)
@@ -90,12 +94,15 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     begin(2)
     stops, recompute = StopChecker(loaded.eos_token_ids), RecomputeCost()
     groups = _groups(config, probe, lora)
-    pool = _pool(config, loaded, probe, groups, adapter_memory)
-    kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
+    with gpu_faults_refused(config):
+        rehearsed = _rehearse(config, loaded, probe, kernels, groups, context)
+        pool = _pool(config, loaded, probe, groups, adapter_memory)
+        del rehearsed
+        kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
+        forward = _forward(config, loaded, attention, context)
+        recorded = record_steps(config, forward, kv, kernels)
+        transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
     scheduler = _scheduler(config, loaded, kv, lora, stops)
-    forward = Forward(loaded, attention, context)
-    recorded = record_steps(config, forward, kv, kernels)
-    transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
     runner = ModelRunner(forward, cache, Sampler(kernels), lora, recorded, transfers)
     return EngineParts(
         loaded=loaded,
@@ -180,6 +187,38 @@ def _groups(config: EngineConfig, probe: AttentionProbe, lora: LoRAManager) -> l
     return group_layers(layers, size or choose_group_size(layers, lora.stored_frontiers()))
 
 
+def _forward(
+    config: EngineConfig, loaded: LoadedModel, attention: AttentionContext, context: LoRAContext
+) -> Forward:
+    on_cuda = loaded.device.type == "cuda"
+    return Forward(loaded, attention, context, config.max_adapter_slots if on_cuda else None)
+
+
+def _rehearse(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    probe: AttentionProbe,
+    kernels: Kernels,
+    groups: list[KVGroup],
+    context: LoRAContext,
+) -> RecordedSteps | None:
+    """Runs steps on a GPU in a KV cache of no use.
+
+    Returns:
+        what to hold until the memory that is free beside such steps is known.
+    """
+    if loaded.device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()  # what torch keeps of freed weights is free, too
+    pool = BlockPool(2, eviction=_eviction(config), restore_cost=cost_per_token)
+    kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
+    cache.copy([BlockCopy(source=0, target=1)])
+    forward = _forward(config, loaded, attention, context)
+    limits = _limits(config, loaded)
+    rehearse(forward, Sampler(kernels), loaded, limits, len(groups), config.block_size)
+    return record_steps(config, forward, kv, kernels, sizes=(config.max_num_seqs,))
+
+
 def _pool(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -193,6 +232,8 @@ def _pool(
     Raises:
         ConfigRefused: one sequence of the maximum length does not fit.
     """
+    if loaded.device.type == "cuda" and config.swap_memory != 0:
+        reserved += STAGED_ON_DEVICE
     layers = list(probe.layers.values())
     memory = KVMemory.of(layers, groups, config.block_size, kv_format_of(loaded.dtype))
     num_blocks = memory.num_blocks(

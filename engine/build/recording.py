@@ -1,5 +1,8 @@
 """The recorded steps of one engine, and why one whose steps cannot be recorded does not start."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 
 from loraplex.engine.config import EngineConfig
@@ -8,31 +11,32 @@ from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.worker.forward import Forward
 from loraplex.engine.worker.kv_memory import readable
 from loraplex.engine.worker.model_runner import RecordedSteps
-from loraplex.engine.worker.replay.cuda_graphs import CudaCapture, StepGraphs
+from loraplex.engine.worker.replay.cuda_graphs import CudaCapture, StepGraphs, ladder
 from loraplex.engine.worker.replay.step_buffers import StepBuffers, StepSize
 from loraplex.engine.worker.replay.tapes import LARGEST_SAMPLE, StepTapes
-from loraplex.kernels.dispatch import NAIVE
-from loraplex.kernels.kernel_set import Kernels
+from loraplex.kernels.dispatch import NAIVE, is_triton_error
+from loraplex.kernels.kernel_set import Kernels, KernelsUnavailable
 
 
 @torch.inference_mode()
 def record_steps(
-    config: EngineConfig, forward: Forward, kv: KVCacheManager, kernels: Kernels
+    config: EngineConfig,
+    forward: Forward,
+    kv: KVCacheManager,
+    kernels: Kernels,
+    sizes: Sequence[int] = (),
 ) -> RecordedSteps | None:
     """For kernels that can be recorded: on a CPU when they are first needed, on CUDA at once.
 
-    Raises:
-        ConfigRefused: the GPU lacks the memory, or cannot run the kernels.
+    Args:
+        sizes: rows of the steps to record on CUDA, ascending; all that are of use by default.
     """
     num_slots, num_rows = config.max_adapter_slots, config.max_num_seqs
     if kernels is not NAIVE and forward.device.type == "cuda":
         size = StepSize(num_rows, num_rows, num_rows)
         buffers = StepBuffers(kv, size, num_slots, forward.device)
-        try:
-            return StepGraphs(buffers, CudaCapture(num_rows), forward, num_slots)
-        except Exception as error:
-            refusal = _refusal(error, config)
-            raise (refusal or error) from error
+        capture = CudaCapture(sizes or ladder(num_rows))
+        return StepGraphs(buffers, capture, forward, num_slots)
     if kernels.name == "cpu":
         size = StepSize(config.max_num_batched_tokens, num_rows, num_rows)
         buffers = StepBuffers(kv, size.grown(LARGEST_SAMPLE), num_slots, forward.device)
@@ -40,19 +44,32 @@ def record_steps(
     return None
 
 
+@contextmanager
+def gpu_faults_refused(config: EngineConfig) -> Iterator[None]:
+    """Tells what to change where a start on a GPU would fail in the same way again.
+
+    Raises:
+        ConfigRefused: the GPU lacks the memory, or cannot run the kernels.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise (_refusal(error, config) or error) from error
+
+
 def _refusal(error: Exception, config: EngineConfig) -> ConfigRefused | None:
-    """For a start that would fail in the same way again."""
     reason = str(error).partition("\n")[0]
     if isinstance(error, torch.OutOfMemoryError):
         free, total = torch.cuda.mem_get_info()
         return ConfigRefused(
-            f"no GPU memory is left to decode {config.max_num_seqs} sequences at a time: "
-            f"{readable(free)} of {readable(total)} are free beside the weights and the KV cache "
-            f"({reason}); give a smaller --kv-cache-memory, --adapter-memory or --max-num-seqs"
+            f"the GPU's memory does not hold a step of {config.max_num_batched_tokens:,} tokens "
+            f"and {config.max_num_seqs:,} sequences beside the weights and the KV cache: "
+            f"{readable(free)} of {readable(total)} are free ({reason}); give a smaller "
+            "--max-num-batched-tokens, --max-num-seqs or --kv-cache-memory"
         )
-    from triton import TritonError  # noqa: PLC0415 - it takes a second to load, unless it is there
-
-    if isinstance(error, TritonError):
+    if isinstance(error, KernelsUnavailable):
+        return ConfigRefused(f"{reason}; --kernels naive does without them")
+    if is_triton_error(error):
         return ConfigRefused(
             f"a Triton kernel does not run on this GPU: {reason}; --kernels naive does without"
         )

@@ -10,10 +10,22 @@ from loraplex.engine.worker.input_batch import InputBatch
 
 
 class Forward:
-    """Runs transformers' own model, with our attention and linears in it."""
+    """Runs transformers' own model, with our attention and linears in it.
 
-    def __init__(self, loaded: LoadedModel, attention: AttentionContext, lora: LoRAContext) -> None:
+    Attributes:
+        lora_capacity: of the batches of adapters that it is to be given; None: any.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        attention: AttentionContext,
+        lora: LoRAContext,
+        num_slots: int | None = None,
+    ) -> None:
+        """`num_slots`: of adapters, where kernels are compiled for their number."""
         self.device: torch.device = loaded.device
+        self.lora_capacity = num_slots
         self._model = loaded.model
         self._attention = attention
         self._lora = lora

@@ -23,8 +23,14 @@ class InputBatch:
     logits_lora: LoRABatch | None  # the same of the R rows
 
     @classmethod
-    def of(cls, step: FlatStep, device: torch.device) -> "InputBatch":
-        """In memory of its own, of the step's very sizes."""
+    def of(
+        cls, step: FlatStep, device: torch.device, lora_capacity: int | None = None
+    ) -> "InputBatch":
+        """In memory of its own, of the step's very sizes.
+
+        Args:
+            lora_capacity: as `LoRABatch.build` takes it; kernels are compiled for each one anew.
+        """
 
         def tensor(numbers: NDArray[np.int64]) -> Tensor:
             return torch.from_numpy(numbers).to(device)
@@ -39,6 +45,8 @@ class InputBatch:
             positions=tensor(step.positions),
             attention=attention,
             logits_indices=tensor(step.logits_indices),
-            hidden_lora=LoRABatch.build(step.adapter_slots, device),
-            logits_lora=LoRABatch.build(step.adapter_slots[step.logits_indices], device),
+            hidden_lora=LoRABatch.build(step.adapter_slots, device, lora_capacity),
+            logits_lora=LoRABatch.build(
+                step.adapter_slots[step.logits_indices], device, lora_capacity
+            ),
         )

@@ -87,9 +87,11 @@ def default_adapter_memory(numbers_per_rank: int, num_slots: int, dtype: torch.d
 
 def free_memory(device: torch.device, reserved: int = 0) -> int:
     """Bytes that the KV cache may take by default: a share of what is really free on the device,
-    after `reserved` bytes that something else will take."""
+    after `reserved` bytes that something else will take.
+
+    On CUDA what torch holds counts as used: the memory of steps that ran before.
+    """
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps of freed weights is free, too
         free, share = float(torch.cuda.mem_get_info(device)[0]), CUDA_SHARE
     else:
         free, share = min(psutil.virtual_memory().available, _cgroup_headroom()), CPU_SHARE

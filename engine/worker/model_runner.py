@@ -89,5 +89,6 @@ class ModelRunner:
         logits = self._recorded.run(step.tokens) if self._recorded else None
         self.num_replayed += logits is not None
         if logits is None:
-            logits = self._forward(InputBatch.of(step.tokens, self._forward.device))
+            forward = self._forward
+            logits = forward(InputBatch.of(step.tokens, forward.device, forward.lora_capacity))
         return self._sampler.sample(logits, step.rows)

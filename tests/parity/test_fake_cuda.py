@@ -14,6 +14,7 @@ from support.models.architectures import ARCHITECTURES, write_checkpoint
 
 from loraplex.engine.build import engine as assembly
 from loraplex.engine.config import EngineConfig
+from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.model.loader import LoadedModel, load_model
 
 pytestmark = PEFT_NOISE
@@ -39,11 +40,14 @@ def load_on_fake_cuda(config: EngineConfig) -> LoadedModel:
     return replace(loaded, device=CUDA)
 
 
-def serve(folder: Path, adapter: Path, store: Path) -> dict[str, list[Choice]]:
-    """Requests of all kinds, in batches of several."""
-    engine = make_engine(
-        folder, store, kernels="triton", dtype="bfloat16", swap_memory=1 << 20, device="cpu"
+def start(folder: Path, store: Path) -> LLMEngine:
+    return make_engine(
+        folder, store, kernels="triton", dtype="bfloat16", swap_memory=1 << 20, kv_cache_memory=None
     )
+
+
+def serve(engine: LLMEngine, adapter: Path) -> dict[str, list[Choice]]:
+    """Requests of all kinds, in batches of several."""
     ref = register(engine, adapter).ref
     requests = [
         request(PROMPT, "greedy", max_tokens=LENGTH, logprobs=2, prompt_logprobs=1),
@@ -62,20 +66,20 @@ def serve(folder: Path, adapter: Path, store: Path) -> dict[str, list[Choice]]:
             min_tokens=2,
         ),
     ]
-    results = run(engine, requests)
-    assert engine.info.recorded_steps == "8 of 8 CUDA graphs"  # for 1, 2, 4 and 8 rows
-    assert engine.stats().num_replayed_steps > 0
-    engine.close()
-    return results
+    return run(engine, requests)
 
 
-def test_no_step_mixes_devices(
+def test_no_step_mixes_devices_and_none_is_the_first_to_need_a_kernel(
     folder: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "load_model", load_on_fake_cuda)
 
-    with fake_cuda(monkeypatch):
-        results = serve(folder, adapter, tmp_path / "store")
+    with fake_cuda(monkeypatch) as runtime:
+        engine = start(folder, tmp_path / "store")
+        built = set(runtime.binaries)
+        results = serve(engine, adapter)
+        replayed, described = engine.stats().num_replayed_steps, engine.info.recorded_steps
+        engine.close()
 
     lengths = {name: [len(c.token_ids) for c in choices] for name, choices in results.items()}
     assert lengths == {
@@ -84,3 +88,6 @@ def test_no_step_mixes_devices(
         "forks": [LENGTH, LENGTH],
         "changed": [LENGTH],
     }
+    assert described == "8 of 8 CUDA graphs"  # for 1, 2, 4 and 8 rows
+    assert replayed > 0
+    assert runtime.binaries - built == set()

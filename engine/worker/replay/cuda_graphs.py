@@ -135,10 +135,9 @@ class CudaCapture:
     would be closed to the next.
     """
 
-    def __init__(self, max_rows: int) -> None:
-        self.sizes = ladder(max_rows)
-        self._max_rows = max_rows
-        self._logits: Tensor | None = None  # [max_rows, V]
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+        self._logits: Tensor | None = None  # [R, V] for the largest size
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -186,7 +185,7 @@ class CudaCapture:
     def _place_of(self, logits: Tensor) -> Tensor:
         """The rows of the shared memory that such logits go to."""
         if self._logits is None:
-            self._logits = logits.new_zeros(self._max_rows, logits.shape[1])
+            self._logits = logits.new_zeros(self.sizes[-1], logits.shape[1])
         return self._logits[: len(logits)]
 
     def _begin_anew(self) -> None:

@@ -106,30 +106,24 @@ _READS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _refuse_host_tensors(arguments: Iterator[Any]) -> None:
-    places = [a.device for a in arguments if isinstance(a, Tensor)]
-    if any(place.type != "cuda" for place in places):
-        raise MixedDevices(f"a kernel was handed tensors on {sorted(map(str, set(places)))}")
-
-
 @contextlib.contextmanager
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeRuntime"]:
     """Inside, CUDA tensors can be made and handed to kernels, by this thread."""
+    runtime = fake_runtime(monkeypatch)
 
-    def interpreted(_executor: Any, *args: Any, **options: Any) -> None:
-        _refuse_host_tensors(iter([*args, *options.values()]))
+    def interpreted(executor: Any, *args: Any, **options: Any) -> None:
+        runtime.launch(executor.fn, args, options)
 
-    def compiled(_function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        _refuse_host_tensors(iter([*args, *options.values()]))
+    def compiled(function: Any, *args: Any, grid: object, warmup: object, **options: Any) -> None:
+        runtime.launch(function.fn, args, options)
 
     if INTERPRETED:
         monkeypatch.setattr(interpreter.GridExecutor, "__call__", interpreted)
     else:
         monkeypatch.setattr(jit.JITFunction, "run", compiled)
-    fake_runtime(monkeypatch)
     with warnings.catch_warnings(), FakeTensorMode() as fakes, _HostIsReal(fakes):
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        yield
+        yield runtime
 
 
 def fake_runtime(monkeypatch: pytest.MonkeyPatch) -> "FakeRuntime":
@@ -154,7 +148,9 @@ class FakeRuntime:
 
     def __init__(self) -> None:
         self.current = FakeStream()
+        self.free_bytes = 1 << 28
         self.pinned: dict[int, int] = {}  # bytes by address
+        self.binaries: set[str] = set()  # of all kernels that were launched
         self.num_waits = 0  # for the whole device
         self.status = 0  # of what is asked of the driver; 0: it was done
 
@@ -169,6 +165,7 @@ class FakeRuntime:
             "set_sync_debug_mode": lambda mode: None,
             "synchronize": self._wait,
             "empty_cache": lambda: None,
+            "mem_get_info": lambda *_: (self.free_bytes, 2 * self.free_bytes),
             "cudart": lambda: SimpleNamespace(
                 cudaHostRegister=self._pin, cudaHostUnregister=self.pinned.pop
             ),
@@ -181,6 +178,18 @@ class FakeRuntime:
 
     def _wait(self, *_: object) -> None:
         self.num_waits += 1
+
+    def launch(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Notes a launch; which binary it takes follows from its constants and from what is None.
+
+        Raises:
+            MixedDevices: not all tensors lie on the device.
+        """
+        places = {a.device.type for a in (*args, *options.values()) if isinstance(a, Tensor)}
+        if places - {"cuda"}:
+            raise MixedDevices(f"{kernel.__name__} was handed tensors on {sorted(places)}")
+        constants = {k: v for k, v in options.items() if not isinstance(v, Tensor)}
+        self.binaries.add(f"{kernel.__name__} {constants} {[a is None for a in args]}")
 
     def _set_stream(self, stream: FakeStream) -> None:
         self.current = stream

@@ -58,7 +58,7 @@ def fails_at_call(number: int, error: Exception) -> Callable[[], Tensor]:
 
 @pytest.mark.usefixtures("runtime")
 def test_all_graphs_put_their_logits_into_the_same_memory() -> None:
-    capture = CudaCapture(8)
+    capture = CudaCapture([1, 4, 8])
 
     graphs = [capture.capture(logits_of(rows)) for rows in (8, 4, 1)]
 
@@ -75,7 +75,7 @@ WARM_UP, RECORDING = 2, 3  # the calls of the forward pass in which it may break
 def test_what_cannot_be_recorded_is_refused_on_the_stream_that_was_current(
     runtime: FakeRuntime, call: int
 ) -> None:
-    capture, before = CudaCapture(8), runtime.current
+    capture, before = CudaCapture([1, 4, 8]), runtime.current
 
     with pytest.raises(CaptureRefused):
         capture.capture(fails_at_call(call, SYNC))
@@ -97,12 +97,12 @@ def test_what_is_wrong_with_the_gpu_is_not_taken_for_a_pass_that_cannot_be_recor
     error: RuntimeError,
 ) -> None:
     with pytest.raises(RuntimeError, match=str(error)):
-        CudaCapture(8).capture(fails_at_call(1, error))
+        CudaCapture([1, 4, 8]).capture(fails_at_call(1, error))
 
 
 @pytest.mark.usefixtures("runtime")
 def test_after_a_refusal_another_pass_is_recorded() -> None:
-    capture = CudaCapture(8)
+    capture = CudaCapture([1, 4, 8])
     with pytest.raises(CaptureRefused):
         capture.capture(fails_at_call(RECORDING, SYNC))
 
