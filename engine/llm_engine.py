@@ -134,7 +134,8 @@ class LLMEngine:
         terms = self._adapters.terms(request.adapter)
         request, prompt = self._base_prompts.apply(request, terms.base_prompt)
         self._refuse_impossible(request)
-        self._refuse_too_many(request.tenant)
+        if request.resume is None:  # else it had been accepted before
+            self._refuse_too_many(request.tenant)
         sampling = request.sampling
         sequence = Sequence(
             request,
