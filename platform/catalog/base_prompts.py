@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import PromptRejected
+from loraplex.engine.errors import PromptRejected, RequestRejected
 from loraplex.engine.protocol import BasePromptRef, PublishBasePrompt
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.errors import BasePromptNotFound, SettingsRefused
@@ -114,6 +114,9 @@ class BasePrompts:
     def list(self) -> list[BasePrompt]:
         return sorted(self._prompts.values(), key=lambda prompt: prompt.name)
 
+    def has(self, name: str) -> bool:
+        return name in self._prompts
+
     def resolve(self, name: str) -> BasePrompt:
         """Raises BasePromptNotFound."""
         prompt = self._prompts.get(name)
@@ -134,16 +137,23 @@ class BasePrompts:
             EngineUnavailable: if there is no engine to compute it.
         """
         prompt = self._prompts.get(name) or _first_version(name, source, tokenizer)
-        await engine.publish_base_prompt(
-            PublishBasePrompt(
-                request_id=f"base-prompts-{uuid.uuid4().hex}",
-                prompt_id=prompt.ref.prompt_id,
-                version=prompt.ref.version,
-                token_ids=prompt.token_ids,
-            )
-        )
+        await _publish(engine, prompt)
         self._prompts[name] = prompt
         return prompt
+
+    async def restore(self, engine: EngineClient) -> Sequence[str]:
+        """Has a new engine compute and keep all that is published; its reasons where it refuses.
+
+        Raises:
+            EngineUnavailable: if that engine ends too.
+        """
+        faults = []
+        for prompt in self.list():
+            try:
+                await _publish(engine, prompt)
+            except RequestRejected as rejection:
+                faults.append(f"Base prompt {prompt.name}: {rejection.message}")
+        return faults
 
 
 def read_prompts(paths: Mapping[str, Path]) -> dict[str, PromptSource]:
@@ -157,6 +167,17 @@ def read_prompts(paths: Mapping[str, Path]) -> dict[str, PromptSource]:
     if faults:
         raise SettingsRefused(faults)
     return found
+
+
+async def _publish(engine: EngineClient, prompt: BasePrompt) -> None:
+    await engine.publish_base_prompt(
+        PublishBasePrompt(
+            request_id=f"base-prompts-{uuid.uuid4().hex}",
+            prompt_id=prompt.ref.prompt_id,
+            version=prompt.ref.version,
+            token_ids=prompt.token_ids,
+        )
+    )
 
 
 def _first_version(name: str, source: PromptSource, tokenizer: Tokenizer) -> BasePrompt:

@@ -26,6 +26,7 @@ from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
 from loraplex.platform.catalog.service import AdapterSource, Catalog
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.failover import Failover
+from loraplex.platform.engines.reconciler import Reconciler
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.observability.metrics import Metrics
@@ -57,6 +58,7 @@ class Deployment:
         self.metrics = Metrics(settings.served_model_name)
         self._socket = _socket_path(settings.home_folder)
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
+        self.reconciler = Reconciler(self.catalog, self.base_prompts)
         self.failover = Failover(self.engine)
         self.inference = InferenceService(
             self.engine, self.catalog, self.base_prompts, RequestSeeds(settings.seed)
@@ -128,11 +130,9 @@ class Deployment:
             await self.inference.load_tokenizer(Path(engine.info.tokenizer_path))
         except StartRefused as refusal:
             return self._fail([refusal.message])
-        faults = await self._publish_configured(engine)
-        if faults:
-            return self._fail(faults)
-        await self.catalog.restore(engine)
-        faults = await self._register_configured(engine)
+        faults = await self.reconciler.restore(engine)
+        faults = faults or await self._publish_configured(engine)
+        faults = faults or await self._register_configured(engine)
         return self._fail(faults) if faults else True
 
     async def _read_tokenizer(self) -> None:
@@ -141,9 +141,10 @@ class Deployment:
             await self.inference.load_tokenizer(self.settings.model.absolute())
 
     async def _publish_configured(self, engine: EngineClient) -> list[str]:
-        """Publishes the base prompts of the settings to a new engine, with all faults."""
+        """Publishes the base prompts of the settings that are new, with all faults."""
         faults = []
-        for name, source in self._prompt_sources.items():
+        new = {n: it for n, it in self._prompt_sources.items() if not self.base_prompts.has(n)}
+        for name, source in new.items():
             try:
                 await self.base_prompts.publish(engine, self.inference.tokenizer, name, source)
             except (PromptRejected, RequestRejected) as rejection:
