@@ -24,6 +24,7 @@ from loraplex.adapters.manifest import (
     AdapterLoad,
     AdapterManifest,
     AdapterRef,
+    AdapterStats,
 )
 from loraplex.adapters.pool import AdapterPool
 from loraplex.adapters.safetensors_file import MAX_HEADER_BYTES, open_safetensors
@@ -50,19 +51,6 @@ class RegisteredAdapter:
     frontier: int  # the layers below it store what they store without the adapter
     base_model: str  # what its config says that it was trained on
     base_mismatch: bool  # that is another name than the served model's, and was accepted
-
-
-@dataclass(frozen=True)
-class LoRAStats:
-    """Gauges are values now, counters run from the start."""
-
-    registered: int
-    resident: int  # in a slot
-    slots: int
-    loads: int  # into host memory
-    evictions: int  # from slots
-    references: int
-    host_bytes: int
 
 
 @dataclass(frozen=True)
@@ -280,8 +268,8 @@ class LoRAManager:
     def num_references(self, ref: AdapterRef) -> int:
         return self._references.get(ref, 0)
 
-    def stats(self) -> LoRAStats:
-        return LoRAStats(
+    def stats(self) -> AdapterStats:
+        return AdapterStats(
             registered=len(self._entries),
             resident=len(self._pool),
             slots=self._pool.num_slots,

@@ -46,6 +46,18 @@ class AdapterLoad(msgspec.Struct, frozen=True):
     digest: str | None  # of the adapter's content; None: nothing
 
 
+class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's adapters. Gauges are values now, counters run from the start."""
+
+    registered: int = 0
+    resident: int = 0  # in a slot
+    slots: int = 0
+    loads: int = 0  # into host memory
+    evictions: int = 0  # from slots
+    references: int = 0  # of sequences on slots
+    host_bytes: int = 0
+
+
 class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a PEFT `adapter_config.json` says, as far as it decides the output.
 

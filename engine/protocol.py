@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats
 from loraplex.engine.sampling_params import SamplingParams
 
 
@@ -274,6 +274,21 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     service: float = 0.0  # its virtual token counter
 
 
+class SwapStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What was swapped since the start, and what lies in the tiers now."""
+
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    out_bytes: int = 0  # from the device to host memory
+    in_bytes: int = 0
+    written_bytes: int = 0  # from host memory to the disk
+    read_bytes: int = 0
+    host_hits: int = 0  # blocks that came back from host memory
+    disk_hits: int = 0  # blocks that came back to host memory from the disk
+    dropped_blocks: int = 0  # evicted, and taken by no tier
+    discarded_blocks: int = 0  # damaged on disk
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Gauges are values now, counters run from the engine's start. Times in seconds."""
 
@@ -296,24 +311,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_steps: int = 0
     num_replayed_steps: int = 0  # of these, from a recording
     copied_blocks: int = 0  # copy-on-write
-    swap_host_bytes: int = 0  # blocks in host memory
-    swap_disk_bytes: int = 0  # blocks on disk
-    swap_out_bytes: int = 0  # from the device to host memory
-    swap_in_bytes: int = 0
-    swap_written_bytes: int = 0  # from host memory to the disk
-    swap_read_bytes: int = 0
-    swap_host_hits: int = 0  # blocks that came back from host memory
-    swap_disk_hits: int = 0  # blocks that came back to host memory from the disk
-    swap_dropped_blocks: int = 0  # evicted, and taken by no tier
-    swap_discarded_blocks: int = 0  # damaged on disk
+    swap: SwapStats = SwapStats()
     peak_waste: float = 0.0  # largest (allocated - used) / allocated seen with 8 blocks or more
     mean_waste: float = 0.0
-    adapters_registered: int = 0
-    adapters_resident: int = 0  # in a slot
-    adapter_slots: int = 0
-    adapter_loads: int = 0
-    adapter_evictions: int = 0
-    adapter_references: int = 0  # sequences that hold a slot
+    adapters: AdapterStats = AdapterStats()
     base_prompts: list[BasePromptStats] = []
     base_prompt_saved_tokens: int = 0  # of base prompts, that requests did not have to compute
 

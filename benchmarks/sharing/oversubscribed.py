@@ -87,7 +87,7 @@ def run_once(engine: LLMEngine, sizes: Sizes, seed: int) -> Run:
         computed=sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
         - served
         + sum(outputs),
-        swapped_in_bytes=after.swap_in_bytes - before.swap_in_bytes,
+        swapped_in_bytes=after.swap.in_bytes - before.swap.in_bytes,
     )
 
 

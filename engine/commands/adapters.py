@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loraplex.adapters.errors import AdapterError, AdapterNotFound, AdapterRejected
-from loraplex.adapters.manager import LoRAManager, LoRAStats, RegisteredAdapter
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manager import LoRAManager, RegisteredAdapter
+from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
     AdapterInfo,
@@ -100,7 +100,7 @@ class AdapterDesk:
             info.activation, manifest.invocation_tokens, info.frontier, self._base_prompts.get(ref)
         )
 
-    def stats(self) -> LoRAStats:
+    def stats(self) -> AdapterStats:
         return self._lora.stats()
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from loraplex.adapters.manager import LoRAStats
+from loraplex.adapters.manifest import AdapterStats
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import EngineStats, TenantStats
 from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerOutput, SequenceUpdate
@@ -94,8 +94,8 @@ class StepMetrics:
             self._waste_count += 1
             self._waste_peak = max(self._waste_peak, waste)
 
-    def stats(self, scheduler: Scheduler, lora: LoRAStats) -> EngineStats:
-        kv, swapped = scheduler.kv, scheduler.kv.tiers.counts()
+    def stats(self, scheduler: Scheduler, adapters: AdapterStats) -> EngineStats:
+        kv = scheduler.kv
         allocated, used = kv.slots()
         return EngineStats(
             num_running=len(scheduler.running),
@@ -115,23 +115,9 @@ class StepMetrics:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             copied_blocks=kv.num_copied_blocks,
-            swap_host_bytes=swapped.host_bytes,
-            swap_disk_bytes=swapped.disk_bytes,
-            swap_out_bytes=swapped.out_bytes,
-            swap_in_bytes=swapped.in_bytes,
-            swap_written_bytes=swapped.written_bytes,
-            swap_read_bytes=swapped.read_bytes,
-            swap_host_hits=swapped.host_hits,
-            swap_disk_hits=swapped.disk_hits,
-            swap_dropped_blocks=swapped.dropped,
-            swap_discarded_blocks=swapped.discarded,
+            swap=kv.tiers.stats(),
             peak_waste=self._waste_peak,
             mean_waste=self._waste_sum / self._waste_count if self._waste_count else 0.0,
             tenants=tenant_stats(scheduler),
-            adapters_registered=lora.registered,
-            adapters_resident=lora.resident,
-            adapter_slots=lora.slots,
-            adapter_loads=lora.loads,
-            adapter_evictions=lora.evictions,
-            adapter_references=lora.references,
+            adapters=adapters,
         )

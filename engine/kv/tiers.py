@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loraplex.engine.kv.block_pool import KVCacheBlock
+from loraplex.engine.protocol import SwapStats
 from loraplex.engine.step import NO_MOVES, BlockMoves
 
 BlockKey = tuple[int, bytes]  # (KV group, content key), as in the block pool
@@ -63,22 +64,6 @@ class DiskBlock:
 TierBlock = HostBlock | DiskBlock
 
 
-@dataclass(frozen=True)
-class SwapCounts:
-    """What was swapped since the start, and what lies in the tiers now."""
-
-    host_bytes: int = 0
-    disk_bytes: int = 0
-    out_bytes: int = 0  # from the device to host memory
-    in_bytes: int = 0
-    written_bytes: int = 0  # from host memory to the disk
-    read_bytes: int = 0
-    host_hits: int = 0  # blocks that came back from host memory
-    disk_hits: int = 0  # blocks that came back to host memory from the disk
-    dropped: int = 0  # evicted blocks that no tier took
-    discarded: int = 0  # blocks that were damaged on disk
-
-
 class LowerTiers:
     """There are none: what is evicted is gone. A real one overrides all of this."""
 
@@ -126,8 +111,8 @@ class LowerTiers:
         """What each account has in all lower tiers."""
         return {}
 
-    def counts(self) -> SwapCounts:
-        return SwapCounts()
+    def stats(self) -> SwapStats:
+        return SwapStats()
 
     def save(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Takes what only memory has, first the content of these blocks of the device, in their

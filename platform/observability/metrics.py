@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from operator import attrgetter
 
 from prometheus_client import (
     CollectorRegistry,
@@ -34,12 +35,12 @@ GAUGES = {
     "loraplex:kv_slots_used": ("used_slots", "Of these, slots that hold a token"),
     "loraplex:kv_waste_peak": ("peak_waste", "Largest share of allocated slots not used"),
     "loraplex:kv_waste_mean": ("mean_waste", "Mean share of allocated slots not used"),
-    "loraplex:swap_host_bytes": ("swap_host_bytes", "Bytes of KV blocks in host memory"),
-    "loraplex:swap_disk_bytes": ("swap_disk_bytes", "Bytes of KV blocks on disk"),
-    "loraplex:adapters_registered": ("adapters_registered", "Adapters that can be called"),
-    "loraplex:adapters_resident": ("adapters_resident", "Adapters in a slot"),
-    "loraplex:adapter_slots": ("adapter_slots", "Adapter slots"),
-    "loraplex:adapter_references": ("adapter_references", "Sequences that hold an adapter slot"),
+    "loraplex:swap_host_bytes": ("swap.host_bytes", "Bytes of KV blocks in host memory"),
+    "loraplex:swap_disk_bytes": ("swap.disk_bytes", "Bytes of KV blocks on disk"),
+    "loraplex:adapters_registered": ("adapters.registered", "Adapters that can be called"),
+    "loraplex:adapters_resident": ("adapters.resident", "Adapters in a slot"),
+    "loraplex:adapter_slots": ("adapters.slots", "Adapter slots"),
+    "loraplex:adapter_references": ("adapters.references", "Sequences that hold an adapter slot"),
 }
 COUNTERS = {
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens"),
@@ -54,20 +55,20 @@ COUNTERS = {
         "Steps of the engine played from a recording",
     ),
     "loraplex:kv_blocks_copied": ("copied_blocks", "KV blocks copied on write"),
-    "loraplex:swap_out_bytes": ("swap_out_bytes", "Bytes of KV blocks sent to host memory"),
-    "loraplex:swap_in_bytes": ("swap_in_bytes", "Bytes of KV blocks brought back from there"),
-    "loraplex:swap_written_bytes": ("swap_written_bytes", "Bytes of KV blocks written to disk"),
-    "loraplex:swap_read_bytes": ("swap_read_bytes", "Bytes of KV blocks read from disk"),
-    "loraplex:swap_host_hits": ("swap_host_hits", "KV blocks found in host memory"),
-    "loraplex:swap_disk_hits": ("swap_disk_hits", "KV blocks found on disk"),
-    "loraplex:swap_dropped_blocks": ("swap_dropped_blocks", "Evicted KV blocks nowhere kept"),
-    "loraplex:swap_discarded_blocks": ("swap_discarded_blocks", "KV blocks damaged on disk"),
+    "loraplex:swap_out_bytes": ("swap.out_bytes", "Bytes of KV blocks sent to host memory"),
+    "loraplex:swap_in_bytes": ("swap.in_bytes", "Bytes of KV blocks brought back from there"),
+    "loraplex:swap_written_bytes": ("swap.written_bytes", "Bytes of KV blocks written to disk"),
+    "loraplex:swap_read_bytes": ("swap.read_bytes", "Bytes of KV blocks read from disk"),
+    "loraplex:swap_host_hits": ("swap.host_hits", "KV blocks found in host memory"),
+    "loraplex:swap_disk_hits": ("swap.disk_hits", "KV blocks found on disk"),
+    "loraplex:swap_dropped_blocks": ("swap.dropped_blocks", "Evicted KV blocks nowhere kept"),
+    "loraplex:swap_discarded_blocks": ("swap.discarded_blocks", "KV blocks damaged on disk"),
     "loraplex:base_prompt_saved_tokens": (
         "base_prompt_saved_tokens",
         "Prompt tokens not computed since they were a base prompt's",
     ),
-    "loraplex:adapter_loads": ("adapter_loads", "Adapters read into memory"),
-    "loraplex:adapter_evictions": ("adapter_evictions", "Adapters that lost their slot"),
+    "loraplex:adapter_loads": ("adapters.loads", "Adapters read into memory"),
+    "loraplex:adapter_evictions": ("adapters.evictions", "Adapters that lost their slot"),
 }
 BASE_PROMPT_GAUGES = {
     "loraplex:base_prompt_blocks": "KV blocks that a base prompt keeps",
@@ -189,10 +190,10 @@ class _EngineCollector(Collector):
         if (stats := self.stats) is None:
             return
         for name, (field, text) in GAUGES.items():
-            yield self._gauge(name, text, getattr(stats, field))
+            yield self._gauge(name, text, attrgetter(field)(stats))
         for name, (field, text) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=[LABEL])
-            counter.add_metric(self._labels, getattr(stats, field))
+            counter.add_metric(self._labels, attrgetter(field)(stats))
             yield counter
         held = stats.num_blocks - stats.num_free_blocks
         usage = held / stats.num_blocks if stats.num_blocks else 0.0

@@ -95,7 +95,7 @@ def test_answers_in_a_crowd_are_those_given_alone(
 def test_nothing_is_left_behind(crowded: LLMEngine, refs: list[AdapterRef | None]) -> None:
     run(crowded, _random_requests(random.Random(99), refs))
     stats = crowded.stats()
-    assert (stats.num_free_blocks, stats.adapter_references) == (stats.num_blocks, 0)
+    assert (stats.num_free_blocks, stats.adapters.references) == (stats.num_blocks, 0)
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def test_more_adapters_than_slots_are_all_served(
     assert {id_: choices[0].token_ids for id_, choices in answers.items()} == {
         f"{i}:{name}": expected[name] for i, name in enumerate(names)
     }
-    assert stats.adapter_evictions > 0
-    assert stats.adapter_references == 0
+    assert stats.adapters.evictions > 0
+    assert stats.adapters.references == 0
 
 
 def test_a_prefix_is_reused_by_the_same_adapter_only(
@@ -182,7 +182,7 @@ def test_an_adapter_in_use_is_unregistered_when_its_last_sequence_has_ended(
     assert refusal.value.code is FailureCode.ADAPTER_NOT_FOUND
     assert last == AdapterUnregistered("bye")
     assert _tokens_of(tokens, index=2) == expected["wide"]
-    assert engine.stats().adapters_resident == 0
+    assert engine.stats().adapters.resident == 0
 
 
 def test_a_stored_copy_outlives_its_source(

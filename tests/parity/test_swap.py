@@ -137,25 +137,25 @@ def num_steps(choices: list[Choice]) -> int:
 def test_blocks_that_left_at_any_step_give_the_same_bits(swapping: Served, kind: str) -> None:
     engine, options = swapping.engine, ended_by_a_stop_string(swapping, kind)
     alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
-    before = engine.stats().swap_in_bytes
+    before = engine.stats().swap.in_bytes
 
     for step in range(1, num_steps(alone)):
         item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
         assert interrupted(engine, item, lambda number, _, at=step: number == at) == alone
 
-    assert engine.stats().swap_in_bytes > before
+    assert engine.stats().swap.in_bytes > before
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_that_left_at_every_step_give_the_same_bits(swapping: Served, kind: str) -> None:
     engine, options = swapping.engine, ended_by_a_stop_string(swapping, kind)
     alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
-    before = engine.stats().swap_in_bytes
+    before = engine.stats().swap.in_bytes
 
     item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
     assert interrupted(engine, item, at_every_step) == alone
 
-    assert engine.stats().swap_in_bytes > before
+    assert engine.stats().swap.in_bytes > before
 
 
 @pytest.mark.parametrize("kind", ANY_STEP)

@@ -17,10 +17,10 @@ from loraplex.engine.kv.tiers import (
     HostBlock,
     HostSlots,
     LowerTiers,
-    SwapCounts,
     TierBlock,
     Transfers,
 )
+from loraplex.engine.protocol import SwapStats
 from loraplex.engine.step import BlockMoves
 
 SAVE_SECONDS = 5.0  # for writing what is in memory, before the end
@@ -185,10 +185,10 @@ class SwapManager(LowerTiers):
         on_disk = self.disk.usage if self.disk is not None else {}
         return {a: usage.get(a, 0) + on_disk.get(a, 0) for a in {**usage, **on_disk}}
 
-    def counts(self) -> SwapCounts:
-        """As `LowerTiers.counts`."""
+    def stats(self) -> SwapStats:
+        """As `LowerTiers.stats`."""
         disk = self.disk
-        return SwapCounts(
+        return SwapStats(
             host_bytes=len(self.host) * self._block_bytes,
             disk_bytes=disk.num_bytes if disk else 0,
             out_bytes=self._num_out * self._block_bytes,
@@ -197,8 +197,8 @@ class SwapManager(LowerTiers):
             read_bytes=disk.num_read_bytes if disk else 0,
             host_hits=self._num_in,
             disk_hits=self._num_disk_hits,
-            dropped=self._num_dropped + (disk.num_dropped if disk else 0),
-            discarded=disk.num_discarded if disk else 0,
+            dropped_blocks=self._num_dropped + (disk.num_dropped if disk else 0),
+            discarded_blocks=disk.num_discarded if disk else 0,
         )
 
     def save(self, blocks: Sequence[KVCacheBlock]) -> None:

@@ -8,8 +8,7 @@ from support.engine.adapter_slots import NamedSlots
 from support.engine.kv import adapter_ref
 
 from loraplex.adapters.errors import AdapterNotFound, AdapterRejected
-from loraplex.adapters.manager import LoRAStats, RegisteredAdapter
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats, RegisteredAdapter
 from loraplex.engine.scheduling.scheduler import Scheduler
 
 TENANTS = ("x", "y", "z")  # each has all adapters, of the same contents
@@ -72,8 +71,8 @@ class ToyAdapters:
     def load_error(self, ref: AdapterRef) -> None:
         return None
 
-    def stats(self) -> LoRAStats:
-        return LoRAStats(*[0] * 7)
+    def stats(self) -> AdapterStats:
+        return AdapterStats()
 
     def close(self) -> None:
         pass

@@ -120,7 +120,7 @@ def test_two_modes_of_one_content_share_its_slot_and_no_block_that_it_changed(
     again = [run_one(engine, request(tokens, adapter=ref)) for ref in (always, after)]
     base = run_one(engine, request(REST, base_prompt=prompt))
 
-    assert engine.stats().adapters_resident == 1
+    assert engine.stats().adapters.resident == 1
     assert answers["one"][0].token_ids != answers["two"][0].token_ids
     assert [answer.token_ids for answer in again] == [
         answers[name][0].token_ids for name in ("one", "two")

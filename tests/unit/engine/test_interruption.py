@@ -87,7 +87,7 @@ def answers(harness: SchedulerHarness, request: GenerateRequest) -> list[Answer]
 
 
 def num_fetched(harness: SchedulerHarness) -> int:
-    return harness.swap.counts().host_hits if isinstance(harness, SwappingHarness) else 0
+    return harness.swap.stats().host_hits if isinstance(harness, SwappingHarness) else 0
 
 
 @pytest.mark.parametrize(

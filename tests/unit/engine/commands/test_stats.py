@@ -6,12 +6,12 @@ from support.engine.kv import FULL
 from support.engine.preempting import preempt_all
 from support.engine.scheduling import SchedulerHarness, Setup, generate_request
 
-from loraplex.adapters.manager import LoRAStats
+from loraplex.adapters.manifest import AdapterStats
 from loraplex.engine.commands.stats import WASTE_EVERY, StepMetrics
 from loraplex.engine.kv.metering import Metering
 from loraplex.engine.protocol import EngineStats
 
-NO_ADAPTERS = LoRAStats(
+NO_ADAPTERS = AdapterStats(
     registered=0, resident=0, slots=2, loads=0, evictions=0, references=0, host_bytes=0
 )
 PROMPT = list(range(1, 10))

@@ -25,7 +25,7 @@ def test_bytes_swapped_are_those_of_the_tenant_whose_blocks_they_are(tmp_path: P
     assert harness.swap.disk is not None
     harness.swap.disk.flush()
 
-    counts, usage = harness.swap.counts(), harness.swap.bytes_by_account()
+    counts, usage = harness.swap.stats(), harness.swap.bytes_by_account()
     steady, flood = (harness.kv.pool.metering.of(name) for name in ("steady", "flood"))
 
     assert usage.keys() == {"steady", "flood"}

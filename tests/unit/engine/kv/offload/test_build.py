@@ -66,7 +66,7 @@ def test_a_restarted_engine_finds_its_blocks(base: Path, tmp_path: Path) -> None
     cached = cached_tokens(second)
 
     assert cached == 20
-    assert second.stats().swap_disk_hits > 0
+    assert second.stats().swap.disk_hits > 0
     second.close()
 
 
@@ -98,7 +98,7 @@ def test_another_engine_does_not_find_them(
 
     second = make_engine(base, tmp_path / "adapters", **SWAPPING, **change)
 
-    assert (second.stats().swap_disk_bytes, cached_tokens(second)) == (0, 0)
+    assert (second.stats().swap.disk_bytes, cached_tokens(second)) == (0, 0)
     second.close()
 
 
@@ -111,7 +111,7 @@ def test_an_engine_of_other_weights_does_not_find_them(base: Path, tmp_path: Pat
 
     second = make_engine(other, tmp_path / "adapters", **SWAPPING)
 
-    assert (second.stats().swap_disk_bytes, cached_tokens(second)) == (0, 0)
+    assert (second.stats().swap.disk_bytes, cached_tokens(second)) == (0, 0)
     second.close()
 
 

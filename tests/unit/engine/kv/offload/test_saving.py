@@ -51,11 +51,11 @@ def test_nothing_is_written_twice(tmp_path: Path) -> None:
     harness = SwappingHarness(folder=tmp_path)
     serve(harness, FIRST, "r")
     harness.swap.save(harness.kv.pool.findable())
-    written = harness.swap.counts().written_bytes
+    written = harness.swap.stats().written_bytes
 
     stop(harness)
 
-    assert harness.swap.counts().written_bytes == written > 0
+    assert harness.swap.stats().written_bytes == written > 0
 
 
 def test_a_small_disk_keeps_what_was_used_last(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_return_from_preemption_leaves_the_usage_as_it_was() -> None:
 
     harness.run()
 
-    assert (sequence.num_cached_tokens, harness.swap.counts().host_hits > 0) == (0, True)
+    assert (sequence.num_cached_tokens, harness.swap.stats().host_hits > 0) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_blocks_come_back_from_the_disk(tmp_path: Path) -> None:
     harness.add(generate_request("second", PROMPT))
     harness.run(max_steps=1_000_000)
 
-    assert (harness.num_cached["second"], harness.swap.counts().disk_hits) == (16, 6)
+    assert (harness.num_cached["second"], harness.swap.stats().disk_hits) == (16, 6)
     assert harness.answers["second", 0] == harness.answers["first", 0]
     harness.swap.close()
 
