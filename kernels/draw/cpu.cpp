@@ -18,6 +18,7 @@ using namespace simd;
 namespace {
 
 constexpr long CHUNK = 1024;  // tokens whose probabilities are summed in float
+constexpr long AT_ONCE = 256;  // tokens whose arrivals are looked at together
 constexpr float LOG2E = 1.44269504f;
 constexpr float LOOK_ABOVE[] = {0x1p-10f, 0x1p-20f, 0.f};  // relative to the likeliest
 
@@ -113,35 +114,46 @@ float limit_of(const Row& row, const Settings& s) {
   return std::max(limit, s.min_p);
 }
 
-uint32_t mix(uint32_t x) {  // as in naive.py
-  x = (x ^ x >> 16) * 0x7feb352d;
-  x = (x ^ x >> 15) * 0x846ca68b;
-  return x ^ x >> 16;
+// The noise of one token, as in naive.py.
+uint32_t noise(uint64_t key, uint32_t token) {
+  uint32_t x = token + uint32_t(key);
+  x = (x ^ x >> 17) * 0xed5ad4bb ^ uint32_t(key >> 32);
+  x = (x ^ x >> 11) * 0xac4c1b51;
+  x = (x ^ x >> 15) * 0x31848bab;
+  return x ^ x >> 14;
+}
+
+struct Arrival {
+  double time = INFINITY;
+  long token = 0;
+};
+
+// Whether one of the tokens [begin, end) may arrive before a time.
+bool may_arrive(const Row& row, long begin, long end, float least, uint64_t key, float time) {
+  constexpr float SLACK = 1.f - 0x1p-20f;  // more than rounding adds; and -log(1 - x) is at least x
+  int any = 0;
+  for (long i = begin; i < end; i++) {
+    const float p = row.probs[i], x = float(noise(key, uint32_t(i))) * (0x1p-32f * SLACK);
+    any |= (p >= least) & (x < time * p);
+  }
+  return any;
 }
 
 // The token that arrives first, of those that are likely enough.
 long winner(const Row& row, float least, uint64_t key) {
-  constexpr float SLACK = 1.f - 0x1p-20f;  // what rounding may add to a bound
-  const uint32_t low = uint32_t(key), high = uint32_t(key >> 32);
-  long found = 0;
-  double first = INFINITY;
-  for (long begin = 0; begin < row.size; begin += CHUNK) {
-    const long count = std::min(CHUNK, row.size - begin);
-    const float* probs = row.probs + begin;
-    uint32_t drawn[CHUNK];
-    float bound[CHUNK];  // no token arrives before: -log(1 - x) is at least x
-    for (long i = 0; i < count; i++) drawn[i] = mix(mix(uint32_t(begin + i) + low) ^ high);
-    for (long i = 0; i < count; i++) {
-      const float soonest = (float(drawn[i]) + 0.5f) * (0x1p-32f * SLACK) / probs[i];
-      bound[i] = probs[i] >= least ? soonest : INFINITY;
-    }
-    for (long i = 0; i < count; i++) {
-      if (!(bound[i] < first)) continue;
-      const double time = -std::log1p(-(drawn[i] + 0.5) * 0x1p-32) / probs[i];
-      if (time < first) first = time, found = begin + i;
+  Arrival first;
+  for (long begin = 0; begin < row.size; begin += AT_ONCE) {
+    const long end = std::min(begin + AT_ONCE, row.size);
+    if (!may_arrive(row, begin, end, least, key, float(first.time))) continue;
+    for (long i = begin; i < end; i++) {
+      if (row.probs[i] < least || row.probs[i] == 0) continue;
+      const double x = (noise(key, uint32_t(i)) + 0.5) * 0x1p-32;
+      if (x >= first.time * row.probs[i]) continue;
+      const double time = -std::log1p(-x) / row.probs[i];
+      if (time < first.time) first = {time, i};
     }
   }
-  return found;
+  return first.token;
 }
 
 template <typename E>

@@ -52,19 +52,16 @@ def _draw(logits: Tensor, rows: Tensor, settings: DrawSettings, keys: Tensor) ->
 
 
 def noise(keys: Tensor, size: int) -> Tensor:
-    """keys [D] int64 -> [D, size] float64 in (0, 1), one for each token."""
-    tokens = torch.arange(size, device=keys.device)
-    mixed = _mix((tokens + (keys & _WORD)[:, None]) & _WORD)
-    mixed = _mix(mixed ^ (keys >> 32 & _WORD)[:, None])
-    return (mixed.double() + 0.5) * 2.0**-32
+    """keys [D] int64 -> [D, size] float64 in (0, 1), one for each token.
 
-
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words whose every bit depends on all others: two rounds of
-    xor-shift and multiplication, with constants found by C. Wellons."""
-    x = (x ^ x >> 16) * 0x7FEB352D & _WORD
-    x = (x ^ x >> 15) * 0x846CA68B & _WORD
-    return x ^ x >> 16
+    A hash of 32-bit words that changes every bit with every other (C. Wellons' triple32), of the
+    token plus one half of the key, with the other half mixed in on the way.
+    """
+    x = torch.arange(size, device=keys.device) + (keys & _WORD)[:, None] & _WORD
+    x = (x ^ x >> 17) * 0xED5AD4BB & _WORD ^ (keys >> 32 & _WORD)[:, None]
+    x = (x ^ x >> 11) * 0xAC4C1B51 & _WORD
+    x = (x ^ x >> 15) * 0x31848BAB & _WORD
+    return ((x ^ x >> 14).double() + 0.5) * 2.0**-32
 
 
 def distribution(logits: Tensor, rows: Tensor, settings: DrawSettings) -> Tensor:
