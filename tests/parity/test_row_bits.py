@@ -15,6 +15,8 @@ from support.models.architectures import VOCAB_SIZE, write_checkpoint
 
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import GenerateRequest, PositionLogprobs
+from loraplex.kernels.native import library
+from loraplex.kernels.native.build import TARGETS, Target, cpu_flags
 
 pytestmark = PEFT_NOISE
 
@@ -38,6 +40,7 @@ FORMATS: dict[str, dict[str, str]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "float32": {"dtype": "float32"},
 }
+ADAPTERS = Path(__file__).parents[2] / "examples" / "adapters"
 THREADS = 2
 CROWDED: dict[str, dict[str, int]] = {  # in chunks of so many tokens
     "96": {"max_num_batched_tokens": 96, "num_threads": 1},
@@ -57,18 +60,59 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_adapter(model, folder, 1, r=16, target_modules="all-linear")
 
 
-@pytest.mark.parametrize("kernels", ["auto", "naive"])
-@pytest.mark.parametrize("numbers", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    ("kernels", "numbers"),
+    [
+        ("auto", "bfloat16"),
+        ("auto", "int8"),
+        ("auto", "float32"),
+        ("naive", "bfloat16"),
+        pytest.param("naive", "int8", marks=pytest.mark.slow),
+        pytest.param("naive", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_an_answer_has_the_same_bits_however_it_comes_about(
-    model: Path, adapter: Path, numbers: dict[str, str], kernels: str, tmp_path: Path
+    model: Path, adapter: Path, kernels: str, numbers: str, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"kernels": kernels, **numbers}
-    alone = _alone(model, adapter, tmp_path, **settings)
+    _check(model, adapter, tmp_path, kernels=kernels, **FORMATS[numbers])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", FORMATS)
+@pytest.mark.parametrize("target", TARGETS[1:], ids=lambda target: target.name)
+def test_so_it_is_in_each_build_of_the_native_kernels(
+    model: Path,
+    adapter: Path,
+    numbers: str,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if missing := target.cpu_flags - cpu_flags():
+        pytest.skip(f"this CPU has no {', '.join(sorted(missing))}")
+    monkeypatch.setattr(library, "choose_target", lambda _: target)
+    library.native.cache_clear()
+    try:
+        _check(model, adapter, tmp_path, **FORMATS[numbers])
+    finally:
+        library.native.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", FORMATS)
+def test_so_it_is_with_a_real_model(demo_model: Path, numbers: str, tmp_path: Path) -> None:
+    _check(demo_model, ADAPTERS / "sql", tmp_path, **FORMATS[numbers])
+
+
+def _check(model: Path, adapter: Path, store: Path, **settings: Any) -> None:
+    """Each request alone, at once and with nothing cached, against the same requests together, in
+    chunks, on other threads, and again from the cache."""
+    alone = _alone(model, adapter, store, **settings)
 
     for chunks, crowd in CROWDED.items():
         # Torch's float32 products take another order on other threads.
-        same_threads = {"num_threads": THREADS} if kernels == "naive" else {}
-        engine = _engine(model, tmp_path, **settings | crowd | same_threads)
+        same_threads = {"num_threads": THREADS} if settings.get("kernels") == "naive" else {}
+        engine = _engine(model, store, **settings | crowd | same_threads)
         items = _requests(engine, adapter, "shared")
         together = [_answers(run(engine, items)) for _ in ("cold", "from the cache")]
         one_by_one = [_answer(run_one(engine, item)) for item in items]
@@ -87,7 +131,7 @@ def _alone(model: Path, adapter: Path, store: Path, **settings: Any) -> list[Ans
 
 
 def _engine(model: Path, store: Path, **settings: Any) -> LLMEngine:
-    defaults = {"block_size": BLOCK, "kv_cache_memory": 64 << 20, "max_model_len": 1100}
+    defaults = {"block_size": BLOCK, "kv_cache_memory": 192 << 20, "max_model_len": 1100}
     return make_engine(model, store, **defaults | settings)
 
 
