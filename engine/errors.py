@@ -6,6 +6,7 @@
     │   └── UnsupportedModel   the folder holds no checkpoint that this engine can serve
     ├── RequestRejected        one request or registration cannot be done; the engine goes on
     ├── PromptRejected         messages that the chat template cannot render
+    │   └── PromptTooLong      a text that can never fit, which was not tokenised to its end
     └── EngineUnavailable      the engine is starting, restarting or gone
 
 Messages of `RequestRejected` and `PromptRejected` reach a tenant: no path, no trace.
@@ -61,6 +62,15 @@ class RequestRejected(EngineError):
 
 class PromptRejected(EngineError):
     pass
+
+
+class PromptTooLong(PromptRejected):
+    """`at_least` is a number of tokens that the text certainly has."""
+
+    def __init__(self, max_tokens: int, at_least: int) -> None:
+        self.max_tokens = max_tokens
+        self.at_least = at_least
+        super().__init__(f"The text has at least {at_least} tokens, of which {max_tokens} fit.")
 
 
 class EngineUnavailable(EngineError):

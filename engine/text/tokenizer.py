@@ -1,6 +1,7 @@
 """Tokenizer: text and messages to token ids and back, as transformers would. Torch-free."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from loraplex.engine.text.chat_template import (
     RESERVED_NAMES,
     Chat,
 )
+from loraplex.engine.text.encoding_bounds import EncodingBounds, characters_per_token
 from loraplex.engine.text.template_files import DEFAULT, read_json, read_templates
 from loraplex.engine.text.template_processes import TemplateProcesses
 
@@ -34,6 +36,7 @@ class Tokenizer:
             templates: the model's own chat templates by name.
         """
         self._backend = backend
+        self._bounds: EncodingBounds | None = None
         self.special_tokens: dict[str, str] = {
             name: content for name in SPECIAL_TOKENS if (content := _content(config.get(name)))
         }
@@ -80,12 +83,32 @@ class Tokenizer:
         return () if self.has_own_chat_template else DEFAULT_STOP
 
     @cached_property
+    def _characters_per_token(self) -> int:
+        return characters_per_token(self._backend)
+
+    @cached_property
     def adds_bos(self) -> bool:
         bos = self.special_tokens.get("bos_token")
         return bos is not None and self.encode("")[:1] == [self._backend.token_to_id(bos)]
 
+    def within(self, max_tokens: int, is_unwanted: Callable[[], bool]) -> "Tokenizer":
+        """The same, but `encode` refuses what cannot fit after bounded work, and ends where
+        nobody wants the result any more, with concurrent.futures.CancelledError."""
+        bounded = copy.copy(self)
+        bounded._bounds = EncodingBounds(max_tokens, self._characters_per_token, is_unwanted)
+        return bounded
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises PromptRejected for a lone surrogate, which is no character."""
+        """
+        Raises:
+            PromptTooLong: if the text cannot fit within the tokenizer's bounds.
+            PromptRejected: for a lone surrogate, which is no character.
+        """
+        if self._bounds is not None:
+            self._bounds.check(text, lambda piece: len(self._encode(piece, False)))
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:

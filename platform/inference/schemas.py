@@ -126,6 +126,15 @@ class ChatCompletionRequest(SamplingFields):
         return value
 
     @property
+    def num_characters(self) -> int:
+        """Of all messages."""
+        texts = (message.content for message in self.messages)
+        return sum(
+            len(text) if isinstance(text, str) else sum(len(part["text"]) for part in text)
+            for text in texts
+        )
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -144,3 +153,8 @@ class CompletionRequest(SamplingFields):
         if value is not None and value != (info.data.get("n") or 1):
             raise ValueError("is only supported where it equals n")
         return value
+
+    @property
+    def num_characters(self) -> int:
+        """Of all prompts that are texts."""
+        return sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))

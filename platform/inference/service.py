@@ -4,7 +4,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +27,7 @@ from loraplex.platform.inference.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
 )
-
-TOKENIZER_THREADS = 2
+from loraplex.platform.inference.tokenizer_threads import TokenizerJob, TokenizerThreads
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,10 @@ class _Call:
     beginning: Beginning | None
     limits: Limits
     priority: int
+
+    def tokenizer_job(self, num_characters: int) -> TokenizerJob:
+        max_tokens = self.limits.max_model_len
+        return TokenizerJob(self.principal.tenant, self.param, num_characters, max_tokens)
 
 
 class InferenceService:
@@ -61,7 +63,7 @@ class InferenceService:
         self._seeds = seeds
         self._tokenizer: Tokenizer | None = None
         self._folder: Path | None = None  # that it is from
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenizer")
+        self._threads = TokenizerThreads()
 
     async def load_tokenizer(self, folder: Path) -> None:
         """To be awaited before requests are let through. The same folder again costs nothing.
@@ -71,8 +73,7 @@ class InferenceService:
         """
         if folder == self._folder:
             return
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, Tokenizer.from_folder, folder)
+        found = await asyncio.to_thread(Tokenizer.from_folder, folder)
         if self._tokenizer is not None:
             self._tokenizer.close()
         self._tokenizer = found
@@ -86,7 +87,7 @@ class InferenceService:
         return self._tokenizer
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
 
@@ -99,8 +100,8 @@ class InferenceService:
             stop=(*body.stop, *tokenizer.default_stop)[:MAX_STOP_STRINGS],
         )
         call.limits.check_sampling(sampling)
-        loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(self._threads, _render, tokenizer, body, call.beginning)
+        job = call.tokenizer_job(body.num_characters)
+        prompt = await self._threads.run(job, tokenizer, _render, body, call.beginning)
         return self._assemble(call, [prompt], sampling, default_tokens=None)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
@@ -112,10 +113,8 @@ class InferenceService:
         sampling = body.to_sampling(prompt_logprobs=prompt_logprobs)
         call.limits.check_sampling(sampling)
         call.limits.check_choices(len(body.prompt), sampling.n)
-        loop = asyncio.get_running_loop()
-        prompts = await loop.run_in_executor(
-            self._threads, _encode, tokenizer, body, call.beginning
-        )
+        job = call.tokenizer_job(body.num_characters)
+        prompts = await self._threads.run(job, tokenizer, _encode, body, call.beginning)
         return self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
 
     def _open(

@@ -74,6 +74,20 @@ def test_many_token_ids_are_served(server: Server) -> None:
     assert answer.json()["usage"]["prompt_tokens"] == 30_000
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_a_text_that_can_never_fit_is_refused(server: Server, path: str) -> None:
+    text = "word " * (3 * MEGABYTE)
+    prompt = {"prompt": text, "messages": [{"role": "user", "content": text}]}
+    name = "prompt" if path == "completions" else "messages"
+    before = server.memory()
+
+    answer = post(server, path, json.dumps({"model": "base", name: prompt[name]}).encode())
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert server.memory() - before < 300 * MEGABYTE
+
+
 @pytest.mark.parametrize("token", [-1, 10**9, 10**30])
 def test_many_token_ids_with_a_wrong_one_are_refused(server: Server, token: int) -> None:
     content = json.dumps({**COMPLETION, "prompt": [[1] * 30_000, [token]]}).encode()
