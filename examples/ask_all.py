@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from rich.text import Text
 
+METRICS_MAX_AGE = 1.1  # seconds, and a little more
 STEPS = re.compile(r"^loraplex:steps_total\{.*\} (\S+)$", re.MULTILINE)
 
 
@@ -30,6 +31,7 @@ async def ask(client: AsyncOpenAI, model: str, question: str, max_tokens: int) -
 
 async def engine_steps(client: AsyncOpenAI) -> int:
     """Forward passes that the engine has made so far."""
+    await asyncio.sleep(METRICS_MAX_AGE)
     async with httpx.AsyncClient() as http:
         metrics = await http.get(str(client.base_url.join("/metrics")))
     found = STEPS.search(metrics.text)

@@ -135,6 +135,15 @@ class Settings(BaseSettings):
         ge=2**16,
         description="Largest part of a stream that is kept for a client that reads too slowly",
     )
+    max_queue: int = Field(
+        16384, ge=4, description="Most choices that run or wait in all; further requests get 429"
+    )
+    metrics_token: SecretStr | None = Field(
+        None, min_length=1, description="The token that /metrics needs; not set: none"
+    )
+    metrics_max_age: float = Field(
+        1.0, ge=0, le=3600, description="Seconds for which one rendering of /metrics answers all"
+    )
     keep_alive_timeout: float = Field(
         60.0,
         gt=0,

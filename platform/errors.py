@@ -132,8 +132,10 @@ class Unauthenticated(ApiError):
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(self) -> None:
-        super().__init__("Give a valid API key as 'Authorization: Bearer KEY'.")
+    def __init__(
+        self, message: str = "Give a valid API key as 'Authorization: Bearer KEY'."
+    ) -> None:
+        super().__init__(message)
 
     @property
     def headers(self) -> dict[str, str]:

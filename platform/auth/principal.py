@@ -51,5 +51,13 @@ def current_principal(request: Request) -> Principal:
     return principal
 
 
+def check_token(authorization: str | None, token: str) -> None:
+    """Raises Unauthenticated if the Authorization header does not hold it."""
+    scheme, _, given = (authorization or "").partition(" ")
+    is_right = hmac.compare_digest(_digest(given.strip()), _digest(token))
+    if scheme.lower() != "bearer" or not is_right:
+        raise Unauthenticated("Give the metrics token as 'Authorization: Bearer TOKEN'.")
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

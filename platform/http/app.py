@@ -14,6 +14,7 @@ from loraplex.platform.http.error_handlers import add_error_handlers
 from loraplex.platform.http.shedding import Shedding
 from loraplex.platform.inference import endpoints as inference
 from loraplex.platform.inference.bodies.route import BodyReader
+from loraplex.platform.inference.load import Load
 
 
 def create_app(deployment: Deployment) -> FastAPI:
@@ -33,6 +34,8 @@ def create_app(deployment: Deployment) -> FastAPI:
     app = FastAPI(title="Loraplex", version=__version__, lifespan=lifespan)
     app.state.deployment = deployment
     app.state.bodies = bodies
+    app.state.load = Load(deployment.settings.max_queue)
+    app.state.metrics = operations.latest_metrics(deployment)
     app.state.stopping = asyncio.Event()  # set when what is under way must end
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=deployment.settings.max_body_size)

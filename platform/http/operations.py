@@ -1,16 +1,18 @@
-"""The operator's routes: /health, /metrics, /version. They need no key."""
+"""The operator's routes: /health, /metrics, /version. They need no API key."""
 
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from loraplex import __version__
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.protocol import EngineStats
+from loraplex.platform.auth.principal import check_token
 from loraplex.platform.engines.deployment import Deployment, current_deployment
 from loraplex.platform.errors import Unavailable
+from loraplex.platform.http.latest import Latest
 
 SCRAPE_SECONDS = 5
 
@@ -28,17 +30,29 @@ async def health(deployment: Serving) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(deployment: Serving) -> Response:
-    """Prometheus text."""
-    stats = await _stats(deployment)
-    text = await asyncio.to_thread(deployment.metrics.render, stats)  # long with many tenants
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
+async def metrics(request: Request, deployment: Serving) -> Response:
+    """Prometheus text. Needs the metrics token, where the operator has set one."""
+    token = deployment.settings.metrics_token
+    if token is not None:
+        check_token(request.headers.get("authorization"), token.get_secret_value())
+    latest: Latest = request.app.state.metrics
+    return Response(await latest.get(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version")
 async def version() -> dict[str, str]:
     """The server's version."""
     return {"version": __version__}
+
+
+def latest_metrics(deployment: Deployment) -> Latest:
+    """What `/metrics` answers; made in a thread, since it is long with many tenants."""
+
+    async def render() -> bytes:
+        stats = await _stats(deployment)
+        return await asyncio.to_thread(deployment.metrics.render, stats)
+
+    return Latest(render, deployment.settings.metrics_max_age)
 
 
 async def _stats(deployment: Deployment) -> EngineStats | None:

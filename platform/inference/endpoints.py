@@ -11,6 +11,7 @@ from loraplex.platform.inference.bodies.route import JsonRoute
 from loraplex.platform.inference.chat import ChatRenderer
 from loraplex.platform.inference.completions import CompletionRenderer
 from loraplex.platform.inference.generation import Generation, run
+from loraplex.platform.inference.load import Load
 from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
 from loraplex.platform.inference.streaming import Renderer, answer_stream, answer_whole
 from loraplex.platform.inference.waiting import unless_gone
@@ -56,6 +57,7 @@ async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, principal: Caller, deployment: Serving
 ) -> Response:
     """The next message of a conversation, whole or as server-sent events."""
+    request.app.state.load.check(principal.tenant)
     generation = await unless_gone(request, deployment.inference.chat(principal, body))
     renderer = ChatRenderer(generation, body.include_usage)
     return await _answer(request, generation, renderer, body, deployment)
@@ -66,6 +68,7 @@ async def create_completion(
     body: CompletionRequest, request: Request, principal: Caller, deployment: Serving
 ) -> Response:
     """What follows each prompt, whole or as server-sent events."""
+    request.app.state.load.check(principal.tenant)
     generation = await unless_gone(request, deployment.inference.completion(principal, body))
     renderer = CompletionRenderer(generation, body.include_usage, body.echo is True)
     return await _answer(request, generation, renderer, body, deployment)
@@ -78,7 +81,8 @@ async def _answer(
     body: ChatCompletionRequest | CompletionRequest,
     deployment: Deployment,
 ) -> Response:
-    events = deployment.metrics.watch(generation, run(deployment.failover, generation))
+    load: Load = request.app.state.load
+    events = deployment.metrics.watch(generation, run(deployment.failover, generation, load))
     if body.stream:
         return await answer_stream(request, generation, events, renderer, body.include_usage)
     return await answer_whole(request, generation, events, renderer)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from loraplex.engine.protocol import GenerateRequest, TokenEvent
 from loraplex.platform.engines.failover import Failover
+from loraplex.platform.inference.load import Load
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,19 @@ class ChoiceEvent(NamedTuple):
     event: TokenEvent
 
 
-async def run(failover: Failover, generation: Generation) -> AsyncGenerator[ChoiceEvent, None]:
+async def run(
+    failover: Failover, generation: Generation, load: Load
+) -> AsyncGenerator[ChoiceEvent, None]:
     """Yields the events of all prompts as they come. Closing it aborts what still runs.
 
     Raises:
         EngineError: as soon as one prompt fails; the others are aborted.
+        ApiError: if there is no room for so many choices.
     """
     requests, choices = generation.requests, generation.choices_per_prompt
     numbers = {request.request_id: number for number, request in enumerate(requests)}
-    async with contextlib.aclosing(failover.generate(*requests)) as events:
-        async for event in events:
-            prompt = numbers[event.request_id]
-            yield ChoiceEvent(prompt, prompt * choices + event.index, event)
+    with load.hold(requests[0].tenant, choices * len(requests)):
+        async with contextlib.aclosing(failover.generate(*requests)) as events:
+            async for event in events:
+                prompt = numbers[event.request_id]
+                yield ChoiceEvent(prompt, prompt * choices + event.index, event)

@@ -8,11 +8,12 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from support.server import KEY, Server, running_server
+from support.server import KEY, METRICS_TOKEN, Server, running_server
 
 pytestmark = pytest.mark.server
 
 MAX_PER_ADDRESS = 24
+MAX_QUEUE = 24  # of which the one tenant may have 18
 LONG = {"model": "base", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True}
 SHORT = {**LONG, "max_tokens": 2}
 
@@ -25,6 +26,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory, serve_options: list[str]) -
         "--send-timeout=1",
         "--keep-alive-timeout=1",
         "--max-unread=64KiB",
+        f"--metrics-token={METRICS_TOKEN}",
+        f"--max-queue={MAX_QUEUE}",
         f"--max-connections-per-address={MAX_PER_ADDRESS}",
     ]
     with running_server(tmp_path_factory.mktemp("home"), *serve_options, *options) as server:
@@ -211,3 +214,30 @@ def test_a_stream_that_is_read_late_is_whole(strict: Server) -> None:
 
     assert content.count(b'"finish_reason":"length"') == 1
     assert b"data: [DONE]" in content
+
+
+def test_what_would_wait_too_long_is_refused_for_now(strict: Server) -> None:
+    with ExitStack() as stack:
+        for n in (16, 2):
+            connection = stack.enter_context(connect(strict))
+            connection.sendall(post({**LONG, "n": n}))
+            wait_running(strict, 16)
+        deadline = time.monotonic() + 30
+        while strict.metric("vllm:num_requests_waiting") < 2:
+            assert time.monotonic() < deadline
+        with strict.http() as http:
+            full = http.post("/v1/completions", json=SHORT)
+
+    assert full.status_code == 429
+    assert full.json()["error"]["code"] == "too_many_requests"
+    assert int(full.headers["retry-after"]) >= 1
+    strict.wait_idle()
+    with strict.http() as http:
+        too_many = http.post("/v1/completions", json={**SHORT, "n": 19})
+    assert too_many.status_code == 400
+    assert is_served(strict)
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": f"Bearer {KEY}"}])
+def test_metrics_need_their_token(strict: Server, headers: dict[str, str]) -> None:
+    assert httpx.get(f"{strict.url}/metrics", headers=headers).status_code == 401

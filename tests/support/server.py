@@ -20,6 +20,9 @@ from loraplex.engine.client import EngineClient
 
 LORAPLEX = Path(sysconfig.get_path("scripts")) / "loraplex"
 KEY = "a-key-for-tests"
+FRESH_METRICS = ("--metrics-max-age", "0")  # a test must not see those of the one before
+METRICS_TOKEN = "a-token-for-tests"  # of servers that are given one
+METRICS_HEADERS = {"authorization": f"Bearer {METRICS_TOKEN}"}
 READY = re.compile(r"export OPENAI_BASE_URL=(\S+)/v1")
 
 
@@ -29,7 +32,16 @@ class Server:
     def __init__(self, home: Path, *options: str) -> None:
         self._home = home
         environment = {**os.environ, "LORAPLEX_HOME": str(home), "OMP_NUM_THREADS": "1"}
-        command = [str(LORAPLEX), "serve", "--port", "0", "--api-key", KEY, *options]
+        command = [
+            str(LORAPLEX),
+            "serve",
+            "--port",
+            "0",
+            "--api-key",
+            KEY,
+            *FRESH_METRICS,
+            *options,
+        ]
         self._process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -79,7 +91,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum over all label values."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", headers=METRICS_HEADERS).text
         rows = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, rows))
 
