@@ -127,6 +127,16 @@ class InvalidRequest(ApiError):
         return error
 
 
+def too_long(param: str, max_tokens: int, at_least: int) -> InvalidRequest:
+    """Of a prompt that is not even counted to its end."""
+    return InvalidRequest(
+        f"This model's maximum context length is {max_tokens} tokens, but this request needs at "
+        f"least {at_least} for its {param}.",
+        param,
+        "context_length_exceeded",
+    )
+
+
 class Unauthenticated(ApiError):
     status = 401
     type = "authentication_error"

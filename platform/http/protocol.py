@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import httptools
 from uvicorn import Config
@@ -15,6 +15,8 @@ from loraplex.platform.errors import ApiError, HeadTooLarge, InvalidRequest, Req
 from loraplex.platform.http.connections import Connections
 
 MAX_HEAD_BYTES = 2**16  # of a request line and its headers; also of what is pipelined
+MAX_PIPELINED = 64  # requests that may wait for the one before
+SMALL_PIECE, MAX_SMALL_PIECES = 16, 2**14  # bytes; of one body
 MAX_IGNORED_BYTES = 2**20  # behind a request that is refused
 LINGER_SECONDS = 1.0
 FEWEST_BODY_BYTES = 2**14  # that make a part of a body, within each request timeout
@@ -60,6 +62,7 @@ class ClientConnection(HttpToolsProtocol):
         self._refusal: ApiError | None = None
         self._is_in_body = False
         self._head_bytes = 0
+        self._num_small_pieces = 0
         self._unreported_bytes = 0  # since the parser last found a head's end or a piece of body
         self._waiting_since: float | None = None
         self._head_since: float | None = None
@@ -139,8 +142,11 @@ class ClientConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(InvalidRequest("There are too many requests behind the one under way."))
         super().on_headers_complete()
         self._is_in_body = True
+        self._num_small_pieces = 0
         self._unreported_bytes = 0
         self._waiting_since = self._head_since = None
         self._part_since, self._part_bytes = self.loop.time(), 0
@@ -149,6 +155,10 @@ class ClientConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unreported_bytes = 0
         self._part_bytes += len(body)
+        if len(body) < SMALL_PIECE:
+            self._num_small_pieces += 1
+            if self._num_small_pieces > MAX_SMALL_PIECES:
+                self._stop(InvalidRequest("The body comes in too many small chunks."))
         super().on_body(body)
         self._keep_reading()
 
@@ -205,8 +215,12 @@ class ClientConnection(HttpToolsProtocol):
     def _count_head(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refusal = _too_large()
-            raise self._refusal  # the parser stops
+            self._stop(_too_large())
+
+    def _stop(self, refusal: ApiError) -> NoReturn:
+        """To be called by what the parser calls, which then parses no further."""
+        self._refusal = refusal
+        raise refusal
 
     def _keep_reading(self) -> None:
         """uvicorn stops where requests are pipelined, and would not see a hang-up."""

@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from loraplex.engine.errors import PromptTooLong
 from loraplex.engine.text.tokenizer import Tokenizer
-from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.errors import too_long
 from loraplex.platform.inference.turns import Turns
 
 SMALL = 2**16  # characters of a prompt that is tokenised in some hundredths of a second
@@ -80,12 +80,7 @@ class TokenizerThreads:
                 task.cancel()
             raise
         except PromptTooLong as error:
-            raise InvalidRequest(
-                f"This model's maximum context length is {error.max_tokens} tokens, but the "
-                f"{job.param} has at least {error.at_least}.",
-                job.param,
-                "context_length_exceeded",
-            ) from error
+            raise too_long(job.param, error.max_tokens, error.at_least) from error
 
     def close(self) -> None:
         for lane in (self._small, self._large):

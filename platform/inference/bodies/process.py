@@ -13,14 +13,14 @@ import sys
 from array import array
 from typing import IO, Any, NamedTuple
 
-from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.errors import InvalidRequest, too_long
 from loraplex.platform.inference.bodies.parsing import Body, parse
 from loraplex.platform.inference.schemas import CompletionRequest
 from loraplex.platform.inference.turns import Turns
 
 COMMAND = (sys.executable, "-P", "-m", "loraplex.platform.inference.bodies.process")
 MAX_SECONDS = 60  # for one body
-IDLE_SECONDS = 60  # after which the process ends, and its memory is free
+IDLE_SECONDS = 300  # after which the process ends, and its memory is free
 MEMORY = 4 * 2**30  # of the process
 TOKENS_AT_ONCE = 2**15  # that become Python's numbers before others have their turn
 
@@ -28,6 +28,7 @@ TOKENS_AT_ONCE = 2**15  # that become Python's numbers before others have their 
 class Job(NamedTuple):
     kind: type[Any]
     content: bytes
+    max_tokens: int  # of a prompt that can fit
 
 
 class ParsingProcess:
@@ -38,13 +39,16 @@ class ParsingProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
 
-    async def parse(self, tenant: str, kind: type[Body], content: bytes) -> Body:
-        """As `parsing.parse`. A caller that gives up ends the work."""
+    async def parse(self, tenant: str, kind: type[Body], content: bytes, max_tokens: int) -> Body:
+        """As `parsing.parse`, but prompts of more token ids than `max_tokens` are refused, too. A
+        caller that gives up ends the work."""
         async with self._turns.take(tenant):
             if self._idle is not None:
                 self._idle.cancel()
             try:
-                answer = await asyncio.wait_for(self._ask(Job(kind, content)), MAX_SECONDS)
+                answer = await asyncio.wait_for(
+                    self._ask(Job(kind, content, max_tokens)), MAX_SECONDS
+                )
             except TimeoutError:
                 self.close()
                 raise InvalidRequest("The body takes too long to be read.") from None
@@ -108,6 +112,9 @@ def _answer(job: Job) -> Any:
         body = parse(job.kind, job.content)
         if not isinstance(body, CompletionRequest) or not isinstance(body.prompt[0], list):
             return body, None
+        longest = max(map(len, body.prompt))
+        if longest > job.max_tokens:
+            return too_long("prompt", job.max_tokens, longest)
         prompts = [array("q", ids) for ids in body.prompt]
     except InvalidRequest as error:
         return error

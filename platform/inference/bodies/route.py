@@ -1,6 +1,7 @@
 """JsonRoute: a route whose body is read, bounded and checked before FastAPI sees the request."""
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from loraplex.platform.inference.waiting import unless_gone, unless_stopping
 BODIES_AT_ONCE = 16  # of the largest size, that are held in memory
 FREE_BYTES = 2**16  # of a body that need no room of their own
 # What is parsed at once, on the event loop: some milliseconds of work at most.
-MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 2**20, 20_000, 4_000
+MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 2**20, 20_000, 1_000
 
 
 class BodyReader:
@@ -50,7 +51,7 @@ class BodyReader:
             if _is_small(content):
                 yield parse(kind, content)
             else:
-                parsing = self._process.parse(tenant, kind, content)
+                parsing = self._process.parse(tenant, kind, content, _max_tokens(request))
                 del content
                 yield await unless_gone(request, parsing)
 
@@ -98,6 +99,12 @@ def _check_content_type(request: Request) -> None:
         raise InvalidRequest(
             "The body must be a JSON object, sent with content-type application/json"
         )
+
+
+def _max_tokens(request: Request) -> int:
+    """Of a prompt, as far as it is known: an engine that is not ready will tell later."""
+    info = request.app.state.deployment.engine.info
+    return sys.maxsize if info is None else int(info.max_model_len)
 
 
 def _is_small(content: bytes) -> bool:
