@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from loraplex.engine.protocol import PositionLogprobs
+from loraplex.platform.inference.allowance import LogprobAllowance
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.responses import PromptTokensDetails, Usage
 
@@ -24,7 +25,9 @@ class ChoiceResult:
         event = item.event
         self.pieces.append(event.text)
         if event.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + event.logprobs
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += event.logprobs
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         if event.finish_reason is not None:
@@ -60,11 +63,16 @@ class UsageTally:
 async def collect(
     generation: Generation, events: AsyncIterator[ChoiceEvent]
 ) -> tuple[list[ChoiceResult], Usage]:
-    """Reads a call to its end. Every choice of a prompt has the prompt's logprobs, if any has."""
+    """Reads a call to its end. Every choice of a prompt has the prompt's logprobs, if any has.
+
+    Raises:
+        InvalidRequest: for more log-probabilities than may be held until the end.
+    """
     n = generation.choices_per_prompt
     results = [ChoiceResult(number // n) for number in range(n * len(generation.prompts))]
-    tally = UsageTally(generation)
+    tally, allowance = UsageTally(generation), LogprobAllowance()
     async for item in events:
+        allowance.take(item.event)
         results[item.choice].add(item)
         tally.add(item)
     for result in results:

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class _Wait(NamedTuple):
+@dataclass(eq=False)
+class Room:
+    """What one body takes up, or waits for."""
+
     tenant: str
     num_bytes: int
     turn: asyncio.Future[None]
@@ -25,26 +28,33 @@ class MemoryBudget:
         self._left = max_bytes
         self._per_tenant = per_tenant
         self._held: Counter[str] = Counter()
-        self._waits: list[_Wait] = []
+        self._waits: list[Room] = []
 
     @contextlib.asynccontextmanager
-    async def hold(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
+    async def hold(self, tenant: str, num_bytes: int) -> AsyncIterator[Room]:
         """Waits until there is room, and takes it up."""
-        wait = _Wait(tenant, num_bytes, asyncio.get_running_loop().create_future())
-        self._waits.append(wait)
+        room = Room(tenant, num_bytes, asyncio.get_running_loop().create_future())
+        self._waits.append(room)
         self._hand_out()
         try:
-            await wait.turn
-            yield
+            await room.turn
+            yield room
         finally:
-            if wait in self._waits:
-                self._waits.remove(wait)
+            if room in self._waits:
+                self._waits.remove(room)
             else:
-                self._left += num_bytes
-                self._held[tenant] -= num_bytes
-                if not self._held[tenant]:
-                    del self._held[tenant]
+                self.shrink(room, 0)
             self._hand_out()
+
+    def shrink(self, room: Room, num_bytes: int) -> None:
+        """Gives back what is not needed of a room that has been taken up."""
+        surplus = max(0, room.num_bytes - num_bytes)
+        room.num_bytes -= surplus
+        self._left += surplus
+        self._held[room.tenant] -= surplus
+        if not self._held[room.tenant]:
+            del self._held[room.tenant]
+        self._hand_out()
 
     def _hand_out(self) -> None:
         for wait in list(self._waits):

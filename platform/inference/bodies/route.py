@@ -43,11 +43,13 @@ class BodyReader:
         _check_content_type(request)
         tenant: str = request.state.principal.tenant
         async with contextlib.AsyncExitStack() as stack:
-            size = self._size(request)
+            size, room = self._size(request), None
             if size > FREE_BYTES:
-                room = self._budget.hold(tenant, size)
-                await unless_stopping(request, stack.enter_async_context(room))
+                hold = self._budget.hold(tenant, size)
+                room = await unless_stopping(request, stack.enter_async_context(hold))
             content = await unless_stopping(request, request.body())
+            if room is not None:  # a body in chunks does not say before how large it is
+                self._budget.shrink(room, len(content) if len(content) > FREE_BYTES else 0)
             if _is_small(content):
                 yield parse(kind, content)
             else:

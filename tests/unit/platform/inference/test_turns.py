@@ -80,3 +80,14 @@ async def test_bodies_wait_for_room_but_not_for_a_tenant_at_its_limit() -> None:
     assert entered == ["a1", "b1", "a2"]
     async with budget.hold("d", 6), budget.hold("e", 4), asyncio.timeout(10):
         pass
+
+
+async def test_room_that_turns_out_too_large_is_given_back() -> None:
+    budget = MemoryBudget(max_bytes=10, per_tenant=10)
+
+    async with budget.hold("a", 10) as room:
+        budget.shrink(room, 3)
+        async with budget.hold("b", 7), asyncio.timeout(10):
+            pass
+    async with budget.hold("c", 10), asyncio.timeout(10):
+        pass
