@@ -17,6 +17,7 @@ STATUS = {
     FailureCode.ADAPTER_REJECTED: (422, "adapter_invalid"),
     FailureCode.ADAPTER_UNAVAILABLE: (503, "adapter_unavailable"),
     FailureCode.ENGINE_UNAVAILABLE: (503, "engine_unavailable"),
+    FailureCode.REQUEST_QUARANTINED: (500, "request_quarantined"),
     FailureCode.INTERNAL: (500, "internal_error"),
 }
 
