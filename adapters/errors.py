@@ -9,6 +9,8 @@ AdapterError
 
 from collections.abc import Iterable, Sequence
 
+MAX_FAULTS = 50
+
 _LISTED = 8
 _SHOWN = 200
 
@@ -21,12 +23,16 @@ class AdapterRejected(AdapterError):
     """The adapter cannot be served as its files describe it.
 
     Args:
-        faults: every fault found, each a sentence of its own.
+        faults: every fault found, each a sentence of its own. The first fifty are kept, the rest
+            counted.
     """
 
     def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("; ".join(faults))
         self.faults = list(faults)
+        if len(faults) > MAX_FAULTS + 1:  # else they are few, or have been counted before
+            more = f"and {len(faults) - MAX_FAULTS:,} more faults"
+            self.faults = [*faults[:MAX_FAULTS], more]
+        super().__init__("; ".join(self.faults))
 
 
 class AdapterNotFound(AdapterError):

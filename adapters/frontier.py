@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from loraplex.adapters.targets import TargetKind, TargetModule
+from loraplex.adapters.checks.catalogue import TargetKind, TargetModule
 
 EVERY_LAYER = 2**31  # no layer's keys and values change
 

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from loraplex.adapters.checks.catalogue import TargetCatalogue, TargetKind
 from loraplex.adapters.layers import (
     FusedLinear,
     FusedMember,
@@ -17,7 +18,7 @@ from loraplex.adapters.layers import (
     LoRALayer,
     LoRALinear,
 )
-from loraplex.adapters.targets import TargetCatalogue, TargetKind
+from loraplex.adapters.targets import catalogue_of
 from loraplex.adapters.weights import LoRAWeights
 from loraplex.kernels.dispatch import NAIVE
 from loraplex.kernels.kernel_set import Kernels
@@ -104,7 +105,7 @@ def inject_lora(
         num_slots: adapters that can be resident at once.
         kernels: what computes the deltas of the linears.
     """
-    catalogue = TargetCatalogue.of(model)
+    catalogue = catalogue_of(model)
     sites = LoRASites(model, catalogue, num_slots)
     hidden: Batch = partial(getattr, context, "hidden")
     logits: Batch = partial(getattr, context, "logits")

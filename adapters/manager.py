@@ -1,8 +1,9 @@
 """LoRAManager: the one door to adapters. It registers, loads, places and forgets them."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from loraplex.adapters.errors import (
@@ -10,7 +11,6 @@ from loraplex.adapters.errors import (
     AdapterInUse,
     AdapterNotFound,
     AdapterRejected,
-    AdapterUnavailable,
     shown,
 )
 from loraplex.adapters.eviction import EvictionPolicy
@@ -19,7 +19,6 @@ from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.injection import LoRASites
 from loraplex.adapters.loader import AdapterLoader
 from loraplex.adapters.manifest import (
-    MAX_RANK,
     Activation,
     AdapterLoad,
     AdapterManifest,
@@ -27,15 +26,11 @@ from loraplex.adapters.manifest import (
     AdapterStats,
 )
 from loraplex.adapters.pool import AdapterPool
-from loraplex.adapters.safetensors_file import MAX_HEADER_BYTES, open_safetensors
-from loraplex.adapters.store import AdapterStore, StoredAdapter
-from loraplex.adapters.targets import TargetKind
-from loraplex.adapters.weights import LoRAWeights, read_weights
+from loraplex.adapters.reader import AdapterReader, ReadAdapter, StoredCopy
+from loraplex.adapters.weights import LoRAWeights
 
 DEFAULT_HOST_BYTES = 1 << 30
 MAX_LOOKED_AT = 64  # stored adapters whose frontiers are asked for at start
-
-_LARGEST_ITEM = 8  # bytes of a float64
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,8 @@ class RegisteredAdapter:
 @dataclass(frozen=True)
 class _Entry:
     info: RegisteredAdapter
-    stored: StoredAdapter
+    manifest: AdapterManifest
+    copy: StoredCopy
 
 
 class LoRAManager:
@@ -72,19 +68,22 @@ class LoRAManager:
         host_bytes: how much host memory loaded adapters may take.
         device_bytes: how much device memory resident ones may take; None: whatever they take.
         eviction: which idle one leaves its slot first; None: the least recently used.
+        added_tokens: what the base model's own tokenizer adds to its vocabulary, with the ids.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each has a default but the first three
         self,
         sites: LoRASites,
         store: Path,
         base_names: Iterable[str],
+        *,
         host_bytes: int = DEFAULT_HOST_BYTES,
         device_bytes: int | None = None,
         eviction: EvictionPolicy | None = None,
+        added_tokens: Mapping[str, int] | None = None,
     ) -> None:
         self._sites = sites
-        self._store = AdapterStore(store)
+        self._reader = AdapterReader(sites, store, added_tokens or {})
         self._base_names = {_last_part(name) for name in base_names} - {""}
         self._pool = AdapterPool(sites.num_slots, device_bytes, eviction)
         self._cache = HostCache(host_bytes)
@@ -99,43 +98,46 @@ class LoRAManager:
         self,
         tenant: str,
         adapter_id: str,
-        path: Path,
+        source: Path | StoredCopy,
         allow_base_mismatch: bool = False,
         activation: Activation | None = None,
     ) -> RegisteredAdapter:
-        """Reads, judges and keeps a PEFT folder. The same content again changes nothing.
+        """Reads, judges and keeps an adapter. The same content again changes nothing.
 
         Args:
             tenant: the owner.
             adapter_id: a server-made id.
-            path: the folder; it is not needed again afterwards.
+            source: a PEFT folder, which is needed again only to mend the copy that is kept of it;
+                or such a copy.
             allow_base_mismatch: accept an adapter whose config names another base model.
             activation: from where on it acts; None: as it was trained.
 
         Raises:
             AdapterRejected: with every fault found. Also where the same content is registered under
                 this id to act from elsewhere.
-            AdapterUnavailable: the store cannot be used.
+            AdapterUnavailable: the store cannot be used, or the copy is damaged.
         """
-        try:
-            with self._store.stage(path, self._max_file_bytes()) as staged:
-                mismatch = self._judge_base(staged.manifest, allow_base_mismatch)
-                activation = _judge_activation(staged.manifest, activation)
-                weights = self._read(staged)
-                self._judge_size(weights.num_bytes)
-                stored = self._store.publish(staged)
-        except OSError as error:
-            raise AdapterUnavailable("the adapter store cannot be used") from error
-        ref = AdapterRef(tenant=tenant, adapter_id=adapter_id, digest=stored.digest)
-        info = self._describe(ref, stored.manifest, weights, activation, mismatch)
+
+        def judge(read: ReadAdapter) -> None:
+            self._judge_base(read.manifest, allow_base_mismatch)
+            _judge_activation(read.manifest, activation)
+            self._judge_size(read.weights.num_bytes)
+
+        if isinstance(source, StoredCopy):
+            copy, read = source, self._reader.read_copy(source, judge)
+        else:
+            read = self._reader.read_folder(source, judge)
+            copy = StoredCopy(read.digest, source)
+        ref = AdapterRef(tenant=tenant, adapter_id=adapter_id, digest=read.digest)
+        info = self._describe(ref, read, activation or read.manifest.activation)
         with self._lock:
-            entry = self._entries.setdefault(ref, _Entry(info, stored))
-            self._cache.offer(ref.digest, weights)  # who registers it will use it soon
-        if entry.info.activation is not activation:
+            entry = self._entries.setdefault(ref, _Entry(info, read.manifest, copy))
+            self._cache.offer(ref.digest, read.weights)  # who registers it will use it soon
+        if entry.info.activation is not info.activation:
             raise AdapterRejected(
                 [
                     f"the adapter is registered with activation {entry.info.activation}; to have "
-                    f"{activation} it must be unregistered first"
+                    f"{info.activation} it must be unregistered first"
                 ]
             )
         return entry.info
@@ -166,19 +168,16 @@ class LoRAManager:
 
     def manifest(self, ref: AdapterRef) -> AdapterManifest:
         """Raises AdapterNotFound where it is not registered."""
-        return self._entry(ref).stored.manifest
+        return self._entry(ref).manifest
 
     def stored_frontiers(self) -> list[int]:
-        """The layer frontiers of the adapters in the store that fit this base model, the latest
-        ones, whether registered now or not."""
-        frontiers = []
-        for manifest in self._store.manifests(MAX_LOOKED_AT):
-            try:
-                targets = self._sites.catalogue.resolve(manifest)
-            except AdapterRejected:
-                continue  # another model's
-            frontiers.append(frontier(target.module for target in targets.values()))
-        return frontiers
+        """The layer frontiers of the adapters in the store that were checked for this base model,
+        the latest ones, whether registered now or not."""
+        modules = self._sites.catalogue.modules
+        return [
+            frontier(modules[module.name] for module in plan.modules)
+            for plan in self._reader.plans(MAX_LOOKED_AT)
+        ]
 
     def is_ready(self, ref: AdapterRef) -> bool:
         """Whether `acquire` needs no loading. Starts none.
@@ -195,10 +194,8 @@ class LoRAManager:
         Raises:
             AdapterNotFound: it is not registered.
         """
-        stored = self._entry(ref).stored
-        return ref.digest in self._pool or self._loader.ready(
-            ref.digest, lambda: self._load(stored)
-        )
+        copy = self._entry(ref).copy
+        return ref.digest in self._pool or self._loader.ready(ref.digest, partial(self._load, copy))
 
     def load_error(self, ref: AdapterRef) -> AdapterError | None:
         """Why the last load failed. A second later it is forgotten, and `prepare` tries again."""
@@ -286,8 +283,9 @@ class LoRAManager:
             raise RuntimeError("references of adapters and of their slots differ")
 
     def close(self) -> None:
-        """Ends the loading thread."""
+        """Ends the loading thread, and the process that judges."""
         self._loader.close()
+        self._reader.close()
 
     def _entry(self, ref: AdapterRef) -> _Entry:
         entry = self._entries.get(ref)
@@ -295,33 +293,13 @@ class LoRAManager:
             raise AdapterNotFound("the adapter is not registered")
         return entry
 
-    def _load(self, stored: StoredAdapter) -> LoRAWeights:
-        self._store.verify(stored)
-        try:
-            return self._read(stored)
-        except (AdapterRejected, OSError) as error:
-            raise AdapterUnavailable("the stored copy of the adapter cannot be read") from error
-
-    def _read(self, stored: StoredAdapter) -> LoRAWeights:
-        targets = self._sites.catalogue.resolve(stored.manifest)
-        file = open_safetensors(stored.weights_path)
-        return read_weights(
-            file,
-            targets,
-            self._sites.dtype,
-            self._sites.embedding_weight,
-            pin_memory=self._sites.device.type == "cuda",
-        )
+    def _load(self, copy: StoredCopy) -> LoRAWeights:
+        return self._reader.read_copy(copy, lambda read: None).weights
 
     def _describe(
-        self,
-        ref: AdapterRef,
-        manifest: AdapterManifest,
-        weights: LoRAWeights,
-        activation: Activation,
-        mismatch: bool,
+        self, ref: AdapterRef, read: ReadAdapter, activation: Activation
     ) -> RegisteredAdapter:
-        modules = self._sites.catalogue.modules
+        modules, weights = self._sites.catalogue.modules, read.weights
         return RegisteredAdapter(
             ref=ref,
             rank=max(module.b.shape[1] for module in weights.modules.values()),
@@ -330,18 +308,9 @@ class LoRAManager:
             num_bytes=weights.num_bytes,
             activation=activation,
             frontier=frontier(modules[name] for name in weights.modules),
-            base_model=manifest.base_model,
-            base_mismatch=mismatch,
+            base_model=read.manifest.base_model,
+            base_mismatch=self._is_other_base(read.manifest),
         )
-
-    def _max_file_bytes(self) -> int:
-        total = MAX_HEADER_BYTES
-        for module in self._sites.catalogue.modules.values():
-            numbers = MAX_RANK * (module.in_features + module.out_features)
-            if module.kind is not TargetKind.LINEAR:
-                numbers += module.in_features * module.out_features  # PEFT's copy of the base
-            total += numbers * _LARGEST_ITEM
-        return total
 
     def _judge_size(self, num_bytes: int) -> None:
         limit = self._pool.max_bytes
@@ -353,24 +322,27 @@ class LoRAManager:
                 ]
             )
 
-    def _judge_base(self, manifest: AdapterManifest, allow_mismatch: bool) -> bool:
-        """Whether the adapter was trained on a base of another name, which must be allowed."""
-        name = _last_part(manifest.base_model)
-        if not name or not self._base_names or name in self._base_names:
-            return False
-        if allow_mismatch:
-            return True
-        served = ", ".join(map(repr, sorted(self._base_names)))
+    def _judge_base(self, manifest: AdapterManifest, allow_mismatch: bool) -> None:
+        if allow_mismatch or not self._is_other_base(manifest):
+            return
+        name, served = (
+            _last_part(manifest.base_model),
+            ", ".join(map(repr, sorted(self._base_names))),
+        )
         raise AdapterRejected(
             [f"the adapter was trained on {shown(name)}, the served base model is {served}"]
         )
+
+    def _is_other_base(self, manifest: AdapterManifest) -> bool:
+        """Whether the adapter was trained on a base of another name."""
+        name = _last_part(manifest.base_model)
+        return bool(name and self._base_names) and name not in self._base_names
 
 
 def _last_part(name: str) -> str:
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
 
 
-def _judge_activation(manifest: AdapterManifest, wanted: Activation | None) -> Activation:
+def _judge_activation(manifest: AdapterManifest, wanted: Activation | None) -> None:
     if wanted is Activation.INVOCATION and not manifest.invocation_tokens:
         raise AdapterRejected(["activation invocation needs an adapter with invocation tokens"])
-    return wanted or manifest.activation

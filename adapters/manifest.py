@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import msgspec
 
+from loraplex.adapters.checks.peft_config import ConfigReader, unsupported
 from loraplex.adapters.errors import AdapterRejected
-from loraplex.adapters.peft_config import ConfigReader, unsupported
 
 MAX_RANK = 256
 MAX_CONFIG_BYTES = 1 << 20
@@ -58,10 +58,24 @@ class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int = 0
 
 
+class Folder(msgspec.Struct, frozen=True, tag="folder"):
+    """A PEFT folder."""
+
+    path: str
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """The engine's own copy of an adapter, under the digest that it was registered with."""
+
+    digest: str
+    origin: str | None = None  # the folder that it came from; mends a damaged copy
+
+
 class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a PEFT `adapter_config.json` says, as far as it decides the output.
 
-    The rules for names and patterns are PEFT's; `adapters.targets` applies them to a base model.
+    The rules for names and patterns are PEFT's; `adapters.checks.catalogue` applies them to a base
+    model.
     """
 
     rank: int
@@ -71,6 +85,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     alpha_pattern: dict[str, float] = {}
     target_modules: tuple[str, ...] | str = ()  # names, a regular expression, or "all-linear"
     exclude_modules: tuple[str, ...] | str = ()
+    saved_modules: tuple[str, ...] = ()  # the file has full copies of these, equal to the base's
     layers_to_transform: tuple[int, ...] = ()  # empty: every layer
     layers_pattern: tuple[str, ...] = ()
     invocation_tokens: list[int] | None = None  # activated LoRA: acts from their last occurrence
@@ -105,6 +120,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
             alpha_pattern=reader.numbers("alpha_pattern", -_MAX_ALPHA, _MAX_ALPHA),
             target_modules=_names_or_regex(reader, "target_modules"),
             exclude_modules=_names_or_regex(reader, "exclude_modules"),
+            saved_modules=reader.names("modules_to_save", _MAX_NAMES, _MAX_NAME_LENGTH),
             layers_to_transform=tuple(
                 reader.integers("layers_to_transform", _MAX_LAYER, _MAX_NAMES) or ()
             ),
@@ -147,8 +163,12 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
             base_model="",
             target_modules=_sorted(self.target_modules),
             exclude_modules=_sorted(self.exclude_modules),
+            saved_modules=(),
         )
-        fields = [getattr(identity, name) for name in identity.__struct_fields__]
+        names = [name for name in identity.__struct_fields__ if name != "saved_modules"]
+        fields = [getattr(identity, name) for name in names]
+        if self.saved_modules:
+            fields.append(_sorted(self.saved_modules))
         # Pairs, because the order of patterns matters and an encoder may sort a mapping.
         framed = [list(f.items()) if isinstance(f, dict) else f for f in fields]
         return hashlib.sha256(msgspec.json.encode(framed)).hexdigest()

@@ -1,33 +1,25 @@
-"""LoRAWeights: the tensors of one adapter, checked against the base model that they are for."""
+"""LoRAWeights: the tensors of one adapter, read as its plan says and compared with its digest."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
 
 import torch
 
-from loraplex.adapters.errors import AdapterRejected, listed, shown
-from loraplex.adapters.safetensors_file import SafetensorsFile
-from loraplex.adapters.targets import AdapterTarget, TargetKind
+from loraplex.adapters.checks.plan import AdapterPlan, BaseCopy, TensorSpan
+from loraplex.adapters.errors import AdapterRejected, shown
 from loraplex.kernels.pinned_memory import pinned
 
-# PEFT's names, for example base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
-_KEY = re.compile(
-    r"base_model\.model\.(?P<module>.+?)\."
-    r"(?P<part>lora_A\.weight|lora_B\.weight|lora_embedding_A|lora_embedding_B|base_layer\.weight)"
-)
-_PARTS = {
-    TargetKind.LINEAR: ("lora_A.weight", "lora_B.weight"),
-    TargetKind.LM_HEAD: ("lora_A.weight", "lora_B.weight"),
-    TargetKind.EMBEDDING: ("lora_embedding_A", "lora_embedding_B"),
+_DTYPES = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
 }
-_BASE_COPY = "base_layer.weight"
-_PREFIX = "base_model.model."
-_FEATURE_KEYS = {
-    "lora_magnitude_vector": "DoRA is not supported, but the file has magnitude vectors",
-    "lora_B.bias": "a bias in LoRA B is not supported, but the file has one",
-    "modules_to_save": "full copies of modules (modules_to_save) are not supported",
-}
+_PIECE = 1 << 20  # bytes that are read at a time where nothing is kept of them
 
 
 @dataclass(frozen=True)
@@ -47,158 +39,124 @@ class LoRAWeights:
     num_bytes: int
 
 
-@dataclass
-class _Sorted:
-    """The tensors of a file by what they are."""
+@dataclass(frozen=True)
+class ReadWeights:
+    """What a weights file holds."""
 
-    lora: dict[str, dict[str, str]] = field(default_factory=dict)  # module -> part -> tensor name
-    base_copies: dict[str, str] = field(default_factory=dict)  # module -> tensor name
-    faults: list[str] = field(default_factory=list)
+    weights: LoRAWeights
+    sha256: str  # of the whole file
+    faults: list[str]  # what keeps it from being served
 
 
 def read_weights(
-    file: SafetensorsFile,
-    targets: Mapping[str, AdapterTarget],
+    file: BinaryIO,
+    plan: AdapterPlan,
     dtype: torch.dtype,
     base_weight: Callable[[str], torch.Tensor],
     *,
     pin_memory: bool = False,
-) -> LoRAWeights:
-    """Reads an adapter whose tensors must be exactly those that `targets` calls for.
+) -> ReadWeights:
+    """Reads a weights file once, from its beginning to its end.
+
+    The file is read and not mapped, so that whoever changes it meanwhile changes its digest and
+    nothing else.
 
     Args:
-        file: the weights file, its header already checked.
-        targets: the modules that the adapter's config names, by name.
+        file: at its beginning.
+        plan: what is where in it.
         dtype: the engine's; values must be finite in it.
         base_weight: gives the base weight of an embedding or of lm_head, by name. PEFT saves copies
-            of these beside LoRA on them, which must be the same.
-        pin_memory: put it where a GPU can read it by itself.
+            of these, which must be the same.
+        pin_memory: put the weights where a GPU can read them by itself.
 
     Raises:
-        AdapterRejected: tensors without a module or modules without tensors, wrong shapes, values
-            that are not finite, other base weights.
+        AdapterRejected: the file is shorter than its plan says.
     """
-    found = _sort(file, targets)
-    faults = found.faults + _missing(found, targets)
-    faults += [fault for name in found.lora for fault in _shape_faults(file, found, targets[name])]
-    if faults:
-        raise AdapterRejected([_count(found, targets), *faults])
-    tensors = file.read()
-    faults += _base_faults(tensors, found, base_weight)
-    keys = [
-        found.lora[name][part]
-        for name, target in targets.items()
-        for part in _PARTS[target.module.kind]
+    parts = [span for module in plan.modules for span in (module.a, module.b)]
+    sizes = [math.prod(part.shape) for part in parts]
+    memory = (pinned if pin_memory else torch.empty)(sum(sizes), dtype=dtype)
+    places = [
+        place.view(part.shape)
+        for part, place in zip(parts, torch.split(memory, sizes), strict=True)
     ]
-    memory, copies = _in_one_piece([tensors[key] for key in keys], dtype, pin_memory)
-    if not torch.isfinite(memory).all():
-        faults += [fault for key in keys for fault in _value_faults(key, tensors[key], dtype)]
-    if faults:
-        raise AdapterRejected(faults)
-    parts = iter(copies)
+    uses: list[tuple[TensorSpan, Callable[[torch.Tensor], list[str]]]] = [
+        *((part, partial(_keep, part, place)) for part, place in zip(parts, places, strict=True)),
+        *((copy.tensor, partial(_compare, copy, base_weight)) for copy in plan.base_copies),
+    ]
+    stream = _HashedFile(file)
+    faults = [
+        fault
+        for span, use in sorted(uses, key=lambda item: item[0].start)
+        for fault in use(stream.tensor(span))
+    ]
+    pairs = zip(places[::2], places[1::2], strict=True)
     modules = {
-        name: ModuleWeights(next(parts), next(parts), target.scaling)
-        for name, target in targets.items()
+        module.name: ModuleWeights(a, b, module.scaling)
+        for module, (a, b) in zip(plan.modules, pairs, strict=True)
     }
-    return LoRAWeights(modules, memory.nbytes)
+    return ReadWeights(LoRAWeights(modules, memory.nbytes), stream.finish(), faults)
 
 
-def _in_one_piece(
-    tensors: Sequence[torch.Tensor], dtype: torch.dtype, pin_memory: bool
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Copies side by side: all their memory, and each. Tensors of the file are views of a mapping,
-    which would be read from disk at their first use."""
-    sizes = [tensor.numel() for tensor in tensors]
-    make = pinned if pin_memory else torch.empty
-    memory = make(sum(sizes), dtype=dtype)
-    copies = [
-        part.view(tensor.shape).copy_(tensor)
-        for part, tensor in zip(torch.split(memory, sizes), tensors, strict=True)
-    ]
-    return memory, copies
+class _HashedFile:
+    """A file that is read forward, once, and hashed on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._position = 0
+        self._hash = hashlib.sha256()
+
+    def tensor(self, span: TensorSpan) -> torch.Tensor:
+        """The tensor at `span`, which must not begin before the end of the last one.
+
+        Raises:
+            AdapterRejected: the file ends before it does.
+        """
+        while self._position < span.start:
+            self._read(min(_PIECE, span.start - self._position))
+        data = self._read(span.num_bytes)
+        if not data:
+            return torch.empty(span.shape, dtype=_DTYPES[span.dtype])
+        return torch.frombuffer(data, dtype=_DTYPES[span.dtype]).view(span.shape)
+
+    def finish(self) -> str:
+        """SHA-256 of the whole file, the rest included."""
+        while rest := self._file.read(_PIECE):
+            self._hash.update(rest)
+        return self._hash.hexdigest()
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        if self._file.readinto(data) < size:  # type: ignore[attr-defined]
+            raise AdapterRejected(["the weights file has been cut short"])
+        self._hash.update(data)
+        self._position += size
+        return data
 
 
-def _sort(file: SafetensorsFile, targets: Mapping[str, AdapterTarget]) -> _Sorted:
-    found = _Sorted()
-    unmatched = []
-    for key in file.shapes:
-        match = _KEY.fullmatch(key)
-        module, part = (match["module"], match["part"]) if match else ("", "")
-        target = targets.get(module)
-        if target and part in _PARTS[target.module.kind]:
-            found.lora.setdefault(module, {})[part] = key
-        elif target and part == _BASE_COPY and target.module.kind is not TargetKind.LINEAR:
-            found.base_copies[module] = key
-        else:
-            unmatched.append(key)
-    found.faults += _unmatched_faults(unmatched)
-    return found
-
-
-def _unmatched_faults(keys: list[str]) -> list[str]:
-    if not keys:
+def _keep(span: TensorSpan, place: torch.Tensor, tensor: torch.Tensor) -> list[str]:
+    """Puts a tensor into its place in the engine's dtype; what is wrong with its values."""
+    place.copy_(tensor)
+    if torch.isfinite(place).all():
         return []
-    features = [text for mark, text in _FEATURE_KEYS.items() if any(mark in key for key in keys)]
-    full = [key for key in keys if key.startswith(_PREFIX) and ".lora_" not in key]
-    if full:
-        features.append(
-            f"full copies of modules (modules_to_save) are not supported: {listed(full)}"
-        )
-    return [*features, f"tensors that belong to no adapted module: {listed(keys)}"]
-
-
-def _missing(found: _Sorted, targets: Mapping[str, AdapterTarget]) -> list[str]:
-    absent = [
-        f"{name}.{part}"
-        for name, target in targets.items()
-        for part in _PARTS[target.module.kind]
-        if part not in found.lora.get(name, {})
-    ]
-    return [f"modules without their tensors: {listed(absent)}"] if absent else []
-
-
-def _count(found: _Sorted, targets: Mapping[str, AdapterTarget]) -> str:
-    complete = sum(len(parts) == 2 for parts in found.lora.values())
-    return f"{complete} of {len(targets)} modules matched"
-
-
-def _shape_faults(file: SafetensorsFile, found: _Sorted, target: AdapterTarget) -> list[str]:
-    module = target.module
-    a, b = _PARTS[module.kind]
-    wanted = {a: (target.rank, module.in_features), b: (module.out_features, target.rank)}
-    return [
-        f"tensor {shown(key)} must have shape {list(wanted[part])} "
-        f"(rank {target.rank} by the config), got {list(file.shapes[key])}"
-        for part, key in found.lora[module.name].items()
-        if file.shapes[key] != wanted[part]
-    ]
-
-
-def _base_faults(
-    tensors: Mapping[str, torch.Tensor],
-    found: _Sorted,
-    base_weight: Callable[[str], torch.Tensor],
-) -> list[str]:
-    faults = []
-    for name, key in found.base_copies.items():
-        copy, base = tensors[key], base_weight(name)
-        if copy.shape != base.shape:
-            shapes = f"{list(copy.shape)}, the base model's is {list(base.shape)}"
-            faults.append(f"tensor {shown(key)} has shape {shapes}")
-        elif not torch.equal(copy.to(base.dtype).to(base.device), base):
-            faults.append(
-                f"tensor {shown(key)} differs from the base model's weight; a changed base weight "
-                "is not supported"
-            )
-    return faults
-
-
-def _value_faults(key: str, tensor: torch.Tensor, dtype: torch.dtype) -> list[str]:
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
-        return [f"tensor {shown(key)} has {bad} values that are not finite"]
-    large = int((~torch.isfinite(tensor.to(dtype))).sum())
-    if large:
-        name = str(dtype).removeprefix("torch.")
-        return [f"tensor {shown(key)} has {large} values too large for {name}"]
+        return [f"tensor {shown(span.name)} has {bad} values that are not finite"]
+    large = int((~torch.isfinite(place)).sum())
+    name = str(place.dtype).removeprefix("torch.")
+    return [f"tensor {shown(span.name)} has {large} values too large for {name}"]
+
+
+def _compare(
+    copy: BaseCopy, base_weight: Callable[[str], torch.Tensor], tensor: torch.Tensor
+) -> list[str]:
+    """What is wrong with a copy of a base weight: anything but that weight."""
+    key, base = shown(copy.tensor.name), base_weight(copy.module)
+    if tensor.shape != base.shape:
+        shapes = f"{list(tensor.shape)}, the base model's is {list(base.shape)}"
+        return [f"tensor {key} has shape {shapes}"]
+    if not torch.equal(tensor.to(base.dtype).to(base.device), base):
+        return [
+            f"tensor {key} differs from the base model's weight; full copies that were trained "
+            "(modules_to_save) or resized are not supported"
+        ]
     return []

@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
-from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats
+from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats, Folder, Stored
 from loraplex.engine.sampling_params import SamplingParams
 
 
@@ -94,12 +94,12 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_adapter"):
-    """Reads, checks and keeps a PEFT folder. Answered by `AdapterRegistered` or `RequestFailed`."""
+    """Reads, checks and keeps an adapter. Answered by `AdapterRegistered` or `RequestFailed`."""
 
     request_id: str
     tenant: str
     adapter_id: str  # a server-made id; a display name never reaches the engine
-    path: str
+    source: Folder | Stored
     allow_base_mismatch: bool = False  # accept an adapter trained on a base of another name
     activation: Activation | None = None  # from where on it acts; None: as it was trained
     base_prompt: BasePromptRef | None = None  # put before every prompt that names no other

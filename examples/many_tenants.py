@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef, Folder
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.protocol import (
@@ -84,7 +84,7 @@ class Shop:
                     request_id=uuid.uuid4().hex,
                     tenant=question.tenant,
                     adapter_id=question.adapter,
-                    path=str(HERE / "adapters" / question.adapter),
+                    source=Folder(str(HERE / "adapters" / question.adapter)),
                     activation=Activation.AFTER_PROMPT,  # so it shares the rules with the others
                     base_prompt=self._rules,
                 )

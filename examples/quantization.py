@@ -17,7 +17,7 @@ from examples.example import Example
 from examples.prepare_model import default_folder
 from examples.training import ADAPTERS, prompt_text
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterRef, Folder
 from loraplex.engine.config import QUANTIZATIONS, EngineConfig
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
@@ -90,7 +90,7 @@ def _request(
 def _register(engine: LLMEngine, name: str) -> AdapterRef:
     engine.submit(
         RegisterAdapter(
-            request_id=name, tenant="examples", adapter_id=name, path=str(ADAPTERS / name)
+            request_id=name, tenant="examples", adapter_id=name, source=Folder(str(ADAPTERS / name))
         )
     )
     for event in _run(engine):

@@ -49,6 +49,7 @@ OPTIONS = {  # the settings that are options of `serve`, and what their values a
     "served_model_name": "NAME",
     "adapters": "NAME=FOLDER",
     "allow_base_mismatch": "",
+    "strict_adapters": "true|false",
     "base_prompts": "NAME=FILE",
     "adapter_activations": "ADAPTER=ACTIVATION",
     "adapter_base_prompts": "ADAPTER=BASE_PROMPT",
@@ -107,7 +108,7 @@ def with_options(command: Callable[[dict[str, Any]], None]) -> Callable[..., Non
 def _parameter(setting: str, metavar: str) -> inspect.Parameter:
     """Settings reads the values, so that it can name all faults at once."""
     kind: Any = list[str] | None if setting in MAPPINGS else str | None
-    is_flag = Settings.model_fields[setting].annotation is bool
+    is_flag = not metavar
     return inspect.Parameter(
         option_of(setting).replace("-", "_"),
         inspect.Parameter.KEYWORD_ONLY,

@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     allow_base_mismatch: bool = Field(
         False, description="Accept adapters that name another base model than the served one"
     )
+    strict_adapters: bool = Field(
+        True, description="Whether a refused --adapter ends the start; false: it alone fails"
+    )
     base_prompts: dict[ModelName, File] = Field(
         {}, description="Prompts that all tenants share, by name: a text, or messages in .json"
     )

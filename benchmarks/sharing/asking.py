@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterRef, Folder
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
     AdapterRegistered,
@@ -77,7 +77,7 @@ def register(engine: LLMEngine, folder: Path, tenant: str = "tenant") -> Adapter
     """Registers an adapter and waits until that is done."""
     engine.submit(
         RegisterAdapter(
-            request_id="register", tenant=tenant, adapter_id=folder.name, path=str(folder)
+            request_id="register", tenant=tenant, adapter_id=folder.name, source=Folder(str(folder))
         )
     )
     return _outcome(engine, AdapterRegistered).info.ref

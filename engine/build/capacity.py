@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from loraplex.adapters.targets import TargetCatalogue
+from loraplex.adapters.targets import catalogue_of
 from loraplex.engine.config import DEVICES, DTYPES
 from loraplex.engine.errors import StartRefused
 from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
@@ -74,7 +74,7 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
     weights = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     adapters = question.adapter_memory
     if adapters is None:
-        numbers = TargetCatalogue.of(model).linear_numbers_per_rank
+        numbers = catalogue_of(model).linear_numbers_per_rank
         adapters = default_adapter_memory(numbers, question.max_adapter_slots, dtype)
     cache = question.kv_cache_memory or free_memory(device, reserved=weights + adapters)
     needed = memory.blocks_at_peak(length, question.chunk)

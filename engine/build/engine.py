@@ -90,7 +90,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     _put_kernels_in(loaded, probe, kernels)
     _pack(loaded, config.quantization, kernels)
     adapter_memory = _adapter_memory(config, loaded, sites)
-    lora = _lora(config, loaded, sites, adapter_memory)
+    lora = _lora(config, loaded, sites, adapter_memory, tokenizer)
     begin(2)
     stops, recompute = StopChecker(loaded.eos_token_ids), RecomputeCost()
     groups = _groups(config, probe, lora)
@@ -117,14 +117,20 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
 
 
 def _lora(
-    config: EngineConfig, loaded: LoadedModel, sites: LoRASites, device_bytes: int
+    config: EngineConfig,
+    loaded: LoadedModel,
+    sites: LoRASites,
+    device_bytes: int,
+    tokenizer: Tokenizer,
 ) -> LoRAManager:
+    added_tokens = tokenizer.get_added_tokens_decoder()
     return LoRAManager(
         sites,
         store=Path(config.adapter_store),
         base_names=_base_names(loaded),
         device_bytes=device_bytes,
         eviction=_eviction(config),
+        added_tokens={token.content: number for number, token in added_tokens.items()},
     )
 
 

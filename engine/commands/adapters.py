@@ -8,7 +8,8 @@ from pathlib import Path
 
 from loraplex.adapters.errors import AdapterError, AdapterNotFound, AdapterRejected
 from loraplex.adapters.manager import LoRAManager, RegisteredAdapter
-from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats
+from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats, Folder, Stored
+from loraplex.adapters.reader import StoredCopy
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
     AdapterInfo,
@@ -55,7 +56,7 @@ class AdapterDesk:
             self._lora.register,
             command.tenant,
             command.adapter_id,
-            Path(command.path),
+            _source(command.source),
             allow_base_mismatch=command.allow_base_mismatch,
             activation=command.activation,
         )
@@ -137,6 +138,12 @@ class AdapterDesk:
             )
         info = _describe(adapter, command.base_prompt)
         return AdapterRegistered(command.request_id, info)
+
+
+def _source(source: Folder | Stored) -> Path | StoredCopy:
+    if isinstance(source, Folder):
+        return Path(source.path)
+    return StoredCopy(source.digest, Path(source.origin) if source.origin else None)
 
 
 def _describe(adapter: RegisteredAdapter, base_prompt: BasePromptRef | None) -> AdapterInfo:

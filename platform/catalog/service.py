@@ -1,17 +1,24 @@
 """Catalog: which names a tenant may call, and what each stands for."""
 
+import logging
 import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef, Folder, Stored
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import RequestRejected
-from loraplex.engine.protocol import AdapterInfo, RegisterAdapter, UnregisterAdapter
+from loraplex.engine.protocol import (
+    AdapterInfo,
+    RegisterAdapter,
+    UnregisterAdapter,
+)
 from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.catalog.base_prompts import BasePrompt
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class Model:
     parent: str | None = None  # an adapter's base
     activation: Activation | None = None  # from where on an adapter acts
     base_prompt: str | None = None  # for requests that name none
+    fault: str | None = None  # why it cannot be served now
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,11 @@ class AdapterSource:
 @dataclass(frozen=True)
 class _Entry:
     model: Model
-    info: AdapterInfo
-    fault: str | None = None  # why the engine lacks it
+    source: AdapterSource
+    info: AdapterInfo | None  # None: no engine has ever taken it
+
+
+Outcome = tuple[str | None, AdapterInfo | None]  # why it cannot be served, what the engine knows
 
 
 class Catalog:
@@ -49,31 +60,35 @@ class Catalog:
 
     Args:
         base_name: the served name of the base model.
-        adapter_store: the folder where the engine keeps its copies, by digest.
     """
 
-    def __init__(self, base_name: str, adapter_store: Path) -> None:
+    def __init__(self, base_name: str) -> None:
         self.base = Model(base_name, int(time.time()))
-        self._store = adapter_store
         self._entries: dict[tuple[TenantId, str], _Entry] = {}
         self._reserved: set[tuple[TenantId, str]] = set()
 
     def list(self, principal: Principal) -> list[Model]:
-        """The base first, then the tenant's adapters by name."""
-        own = (entry for key, entry in self._entries.items() if key[0] == principal.tenant)
-        adapters = (entry.model for entry in own if entry.fault is None)
-        return [self.base, *sorted(adapters, key=lambda model: model.name)]
+        """The base first, then the tenant's adapters by name, with those that cannot be served."""
+        own = [entry.model for key, entry in self._entries.items() if key[0] == principal.tenant]
+        return [self.base, *sorted(own, key=lambda model: model.name)]
 
     def resolve(self, principal: Principal, name: str) -> Model:
-        """Raises ModelNotFound, or Unavailable where the engine lacks the adapter."""
+        """What a name stands for.
+
+        Raises:
+            ModelNotFound: the tenant has no such name.
+            Unavailable: the engine lacks the adapter; with the reason.
+        """
         if name == self.base.name:
             return self.base
         entry = self._entries.get((principal.tenant, name))
         if entry is None:
             raise ModelNotFound(name)
-        if entry.fault is not None:
+        if entry.model.fault is not None:
             raise Unavailable(
-                f"The model '{name}' cannot be served now.", "model", "adapter_unavailable"
+                f"The model '{name}' cannot be served now: {entry.model.fault}",
+                "model",
+                "adapter_unavailable",
             )
         return entry.model
 
@@ -90,35 +105,26 @@ class Catalog:
             RequestRejected: with all that is wrong with the adapter.
             EngineUnavailable: if there is no engine to read it.
         """
-        name = adapter.name
-        key = (tenant, name)
-        if name == self.base.name or key in self._entries or key in self._reserved:
-            raise Conflict(f"There is a model '{name}' already.", "name")
-        self._reserved.add(key)
+        key = (tenant, adapter.name)
+        self._reserve(key)
         try:
-            info = await engine.register_adapter(
-                RegisterAdapter(
-                    request_id=_new_id(),
-                    tenant=tenant,
-                    adapter_id=f"adp_{uuid.uuid4().hex}",
-                    path=str(adapter.folder),
-                    allow_base_mismatch=adapter.allow_base_mismatch,
-                    activation=adapter.activation,
-                    base_prompt=adapter.base_prompt.ref if adapter.base_prompt else None,
-                )
-            )
+            command = _first_registration(tenant, adapter)
+            info = await engine.register_adapter(command)
         finally:
             self._reserved.discard(key)
-        model = Model(
-            name,
-            int(time.time()),
-            info.ref,
-            self.base.name,
-            info.activation,
-            adapter.base_prompt.name if adapter.base_prompt else None,
-        )
-        self._entries[key] = _Entry(model, info)
-        return model
+        return self._enter(key, adapter, info)
+
+    def add_failed(self, tenant: TenantId, adapter: AdapterSource, fault: str) -> None:
+        """Keeps the name of an adapter that was refused, and says why to whoever calls it.
+
+        Raises:
+            Conflict: if the name is taken.
+        """
+        key = (tenant, adapter.name)
+        self._reserve(key)
+        self._reserved.discard(key)
+        self._enter(key, adapter, None, fault)
+        _log_failure(key, fault)
 
     async def unregister(self, engine: EngineClient, principal: Principal, name: str) -> None:
         """The name is gone at once; requests that run on the adapter end as they began.
@@ -130,41 +136,102 @@ class Catalog:
         entry = self._entries.pop((principal.tenant, name), None)
         if entry is None:
             raise ModelNotFound(name)
-        await engine.unregister_adapter(
-            UnregisterAdapter(request_id=_new_id(), adapter=entry.info.ref)
-        )
+        if entry.info is not None:
+            await engine.unregister_adapter(
+                UnregisterAdapter(request_id=_new_id(), adapter=entry.info.ref)
+            )
 
     async def restore(self, engine: EngineClient) -> None:
-        """Registers every adapter with a new engine, from the store and not from where it came.
+        """Registers every adapter with a new engine, from the store; the folder that it came from
+        is asked only where the stored copy is damaged.
 
-        One that the engine refuses now, or that has become another, is not served.
+        One that the engine refuses now, or that has become another, is not served. Those that were
+        refused before are tried once more.
 
         Raises:
             EngineUnavailable: if that engine ends too.
         """
         for key, entry in list(self._entries.items()):
-            fault = await self._register_again(engine, entry.info)
+            if entry.info is None:
+                fault, info = await self._register_at_last(engine, key[0], entry.source)
+            else:
+                fault, info = await self._register_again(engine, entry.info, entry.source)
+            if fault is not None:
+                _log_failure(key, fault)
             if key in self._entries:
-                self._entries[key] = replace(entry, fault=fault)
+                self._enter(key, entry.source, info, fault)
 
-    async def _register_again(self, engine: EngineClient, info: AdapterInfo) -> str | None:
+    async def _register_at_last(
+        self, engine: EngineClient, tenant: TenantId, source: AdapterSource
+    ) -> Outcome:
+        try:
+            return None, await engine.register_adapter(_first_registration(tenant, source))
+        except RequestRejected as error:
+            return error.message, None
+
+    async def _register_again(
+        self, engine: EngineClient, info: AdapterInfo, source: AdapterSource
+    ) -> Outcome:
         command = RegisterAdapter(
             request_id=_new_id(),
             tenant=info.ref.tenant,
             adapter_id=info.ref.adapter_id,
-            path=str(self._store / info.ref.digest),
-            allow_base_mismatch=info.base_mismatch,
+            source=Stored(info.ref.digest, str(source.folder)),
+            allow_base_mismatch=True,  # it was judged when it came
             activation=info.activation,
             base_prompt=info.base_prompt,
         )
         try:
             found = await engine.register_adapter(command)
         except RequestRejected as error:
-            return error.message
+            return error.message, info
         if found.ref == info.ref:
-            return None
+            return None, found
         await engine.unregister_adapter(UnregisterAdapter(request_id=_new_id(), adapter=found.ref))
-        return "The stored copy has changed."
+        return "The stored copy has changed.", info
+
+    def _reserve(self, key: tuple[TenantId, str]) -> None:
+        _, name = key
+        if name == self.base.name or key in self._entries or key in self._reserved:
+            raise Conflict(f"There is a model '{name}' already.", "name")
+        self._reserved.add(key)
+
+    def _enter(
+        self,
+        key: tuple[TenantId, str],
+        source: AdapterSource,
+        info: AdapterInfo | None,
+        fault: str | None = None,
+    ) -> Model:
+        known = self._entries.get(key)
+        model = Model(
+            source.name,
+            known.model.created if known else int(time.time()),
+            info.ref if info else None,
+            self.base.name,
+            info.activation if info else source.activation,
+            source.base_prompt.name if source.base_prompt else None,
+            fault,
+        )
+        self._entries[key] = _Entry(model, source, info)
+        return model
+
+
+def _first_registration(tenant: TenantId, adapter: AdapterSource) -> RegisterAdapter:
+    return RegisterAdapter(
+        request_id=_new_id(),
+        tenant=tenant,
+        adapter_id=f"adp_{uuid.uuid4().hex}",
+        source=Folder(str(adapter.folder)),
+        allow_base_mismatch=adapter.allow_base_mismatch,
+        activation=adapter.activation,
+        base_prompt=adapter.base_prompt.ref if adapter.base_prompt else None,
+    )
+
+
+def _log_failure(key: tuple[TenantId, str], fault: str) -> None:
+    tenant, name = key
+    logger.warning("The adapter %s of tenant %s cannot be served: %s", name, tenant, fault)
 
 
 def _new_id() -> str:

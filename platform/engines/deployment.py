@@ -52,7 +52,7 @@ class Deployment:
     ) -> None:
         self.settings = settings
         self.authenticator = ApiKeyAuthenticator(settings.key, kept_namespace(settings.home_folder))
-        self.catalog = Catalog(settings.served_model_name, settings.adapter_store)
+        self.catalog = Catalog(settings.served_model_name)
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
         self.metrics = Metrics(settings.served_model_name)
@@ -161,14 +161,16 @@ class Deployment:
         return [fault for faults in found for fault in faults]
 
     async def _register(self, engine: EngineClient, name: str, folder: Path) -> list[str]:
-        """Its faults, if it has any."""
+        """The faults that end the start, if there are any."""
+        tenant, source = self.authenticator.principal.tenant, self._adapter_source(name, folder)
         try:
-            await self.catalog.register(
-                engine, self.authenticator.principal.tenant, self._adapter_source(name, folder)
-            )
+            await self.catalog.register(engine, tenant, source)
         except Conflict as conflict:
             return [f"Adapter {name}: {conflict.message}"]
         except RequestRejected as rejection:
+            if not self.settings.strict_adapters:
+                self.catalog.add_failed(tenant, source, rejection.message)
+                return []
             details = rejection.faults or [rejection.message]
             return [f"Adapter {name} ({folder}): {detail}" for detail in details]
         return []
@@ -178,7 +180,7 @@ class Deployment:
         prompt = settings.adapter_base_prompts.get(name)
         return AdapterSource(
             name,
-            folder.absolute(),
+            folder.resolve(),  # the operator may name a link, what lies in the folder may be none
             settings.allow_base_mismatch,
             settings.adapter_activations.get(name),
             None if prompt is None else self.base_prompts.resolve(prompt),

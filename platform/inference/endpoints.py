@@ -99,5 +99,6 @@ def _card(model: Model, deployment: Deployment) -> dict[str, Any]:
         "parent": model.parent,
         "activation": model.activation,
         "base_prompt": model.base_prompt,
+        "fault": model.fault,
         "max_model_len": None if info is None else info.max_model_len,
     }

@@ -1,18 +1,27 @@
 """An adapter in a slot gives what PEFT gives, in float32, and never nothing."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from support.models.adapters import (
     PEFT_NOISE,
     Served,
+    edit_config,
+    edit_tensors,
     peft_logits,
     write_adapter,
 )
-from support.models.architectures import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from support.models.architectures import (
+    ARCHITECTURES,
+    VOCAB_SIZE,
+    load_reference,
+    write_checkpoint,
+)
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from loraplex.kernels.lora.batch import BASE_SLOT
@@ -86,6 +95,57 @@ def test_every_rank(rank: int, llama: Path, tmp_path: Path) -> None:
     assert_equals_peft(llama, adapter, tmp_path / "store")
 
 
+COPIES: dict[str, dict[str, Any]] = {
+    "saved beside the adapter": {},
+    "by modules_to_save": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "by modules_to_save, which LoRA would adapt": {
+        "modules_to_save": ["lm_head"],
+        "target_modules": ["lm_head", "q_proj"],
+    },
+}
+
+
+@pytest.mark.parametrize("base", ["llama", "tied"])
+@pytest.mark.parametrize("config", COPIES.values(), ids=COPIES.keys())
+def test_copies_of_unchanged_embeddings(
+    base: str, config: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    checkpoint = request.getfixturevalue(base)
+    adapter = write_adapter(
+        checkpoint,
+        tmp_path / "adapter",
+        save_embedding_layers=True,
+        **{"target_modules": ATTENTION, **config},
+    )
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+        assert "base_model.model.lm_head.weight" in file.keys()  # noqa: SIM118 - it is no mapping
+    assert_equals_peft(checkpoint, adapter, tmp_path / "store")
+
+
+def test_notes_of_other_programs(llama: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(llama, tmp_path / "adapter", target_modules=ATTENTION)
+    edit_config(adapter, unsloth_version="2024.8", created_by="a trainer")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unexpected keyword arguments")
+        assert_equals_peft(llama, adapter, tmp_path / "store")
+
+
+def test_names_without_pefts_prefix(llama: Path, tmp_path: Path) -> None:
+    """transformers takes them; PEFT's own loader leaves them out."""
+    adapter = write_adapter(llama, tmp_path / "adapter", target_modules=ATTENTION)
+    with_prefix = peft_logits(llama, adapter, prompts())
+    edit_tensors(adapter, lambda t: {k.removeprefix("base_model.model."): v for k, v in t.items()})
+    model = load_reference(llama)
+    model.load_adapter(str(adapter))
+    with torch.inference_mode():
+        by_transformers = model(input_ids=prompts(), use_cache=False).logits
+    served = Served(llama, tmp_path / "store")
+    got = served.adapted(adapter, prompts())
+    served.close()
+    assert_close(got, by_transformers)
+    assert_close(got, with_prefix)
+
+
 def test_one_batch_of_every_rank_and_the_base(served: Served, llama: Path, tmp_path: Path) -> None:
     ids = prompts(batch=len(RANKS) + 2)
     adapters = [
@@ -146,6 +206,11 @@ FEATURES: dict[str, dict[str, Any]] = {
         "layers_to_transform": 1,
         "layers_pattern": "layers",
     },
+    "layers_to_transform beside a name in full": {
+        "target_modules": ["lm_head", "q_proj"],
+        "layers_to_transform": [1],
+    },
+    "only names in full": {"target_modules": ["lm_head"], "layers_to_transform": [1]},
     "gaussian initialisation": {"init_lora_weights": "gaussian", "target_modules": ["q_proj"]},
     "dropout": {"lora_dropout": 0.5, "target_modules": ["q_proj"]},
     "fan_in_fan_out": {"fan_in_fan_out": True, "target_modules": ["o_proj", "down_proj"]},

@@ -8,7 +8,7 @@ import torch
 from support.models.architectures import ARCHITECTURES, load_reference, write_checkpoint
 
 from loraplex.adapters.frontier import frontier
-from loraplex.adapters.targets import TargetCatalogue
+from loraplex.adapters.targets import catalogue_of
 
 IDS = torch.tensor([[7, 30, 100, 200, 5, 8, 90, 41]])  # fewer than a window shows
 Stored = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
@@ -19,7 +19,7 @@ def test_the_first_changed_layer_is_the_frontier(architecture: str, tmp_path: Pa
     model = load_reference(write_checkpoint(tmp_path / "base", architecture))
     base = stored(model)
 
-    for module in TargetCatalogue.of(model).modules.values():
+    for module in catalogue_of(model).modules.values():
         handle = model.get_submodule(module.name).register_forward_hook(shift)
         adapted = stored(model)
         handle.remove()

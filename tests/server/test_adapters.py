@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.server import Server
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterRef, Folder
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
@@ -40,7 +40,10 @@ async def beside(server: Server) -> AsyncIterator[EngineClient]:
 
 async def register(engine: EngineClient, folder: Path) -> AdapterRef:
     command = RegisterAdapter(
-        request_id=uuid.uuid4().hex, tenant="t", adapter_id=uuid.uuid4().hex, path=str(folder)
+        request_id=uuid.uuid4().hex,
+        tenant="t",
+        adapter_id=uuid.uuid4().hex,
+        source=Folder(str(folder)),
     )
     return (await engine.register_adapter(command)).ref
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterRef, Folder
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import (
@@ -128,7 +128,7 @@ def try_register(
     engine: LLMEngine, folder: Path, *, tenant: str = "t", **options: Any
 ) -> AdapterRegistered | RequestFailed:
     """`options`: fields of `RegisterAdapter`; the folder's name is the adapter's by default."""
-    fields = {"adapter_id": folder.name, "path": str(folder)} | options
+    fields = {"adapter_id": folder.name, "source": Folder(str(folder))} | options
     engine.submit(RegisterAdapter(request_id="reg", tenant=tenant, **fields))
     (outcome,) = drain(engine)
     assert isinstance(outcome, AdapterRegistered | RequestFailed)

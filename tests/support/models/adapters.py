@@ -32,7 +32,14 @@ PEFT_NOISE = [
 Tensors = dict[str, torch.Tensor]
 
 
-def write_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
+def write_adapter(
+    base: Path,
+    folder: Path,
+    seed: int = 0,
+    *,
+    save_embedding_layers: bool | str = "auto",
+    **config: Any,
+) -> Path:
     """Saves a PEFT adapter for the checkpoint `base`, with random A and B."""
     model = get_peft_model(load_reference(base), LoraConfig(task_type="CAUSAL_LM", **config))
     generator = torch.Generator().manual_seed(seed)
@@ -40,7 +47,7 @@ def write_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Pat
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=save_embedding_layers)
     return folder
 
 
@@ -78,13 +85,13 @@ class Served:
         store: Path,
         num_slots: int = 8,
         dtype: torch.dtype = torch.float32,
-        host_bytes: int = 1 << 30,
-        device_bytes: int | None = None,
+        **options: Any,
     ) -> None:
+        """`options`: those of LoRAManager."""
         self.context = LoRAContext()
         self.model = load_reference(base).to(dtype)
         self.sites = inject_lora(self.model, self.context, num_slots)
-        self.manager = LoRAManager(self.sites, store, [base.name], host_bytes, device_bytes)
+        self.manager = LoRAManager(self.sites, store, [base.name], **options)
 
     def register(self, folder: Path, adapter_id: str = "a", tenant: str = "t") -> AdapterRef:
         return self.manager.register(tenant, adapter_id, folder).ref

@@ -2,8 +2,8 @@
 
 import pytest
 
+from loraplex.adapters.checks.catalogue import TargetKind, TargetModule
 from loraplex.adapters.frontier import EVERY_LAYER, frontier
-from loraplex.adapters.targets import TargetKind, TargetModule
 
 
 def modules(*names: str) -> list[TargetModule]:

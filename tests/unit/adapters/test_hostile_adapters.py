@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,14 @@ TAMPERED: dict[str, tuple[Callable[[Tensors], Tensors], list[str]]] = {
         renamed("base_model.model.model.", "base_model.model.language_model.model."),
         ["0 of 6 modules matched", "language_model", "without their tensors"],
     ),
-    "no prefix": (renamed("base_model.model.", ""), ["0 of 6 modules matched"]),
+    "with and without the prefix": (
+        lambda t: {
+            **t,
+            **{name.removeprefix("base_model.model."): x.clone() for name, x in t.items()},
+        },
+        ["twice", "model.layers.0"],
+    ),
+    "another prefix": (renamed("base_model.model.", "model.model."), ["0 of 6 modules matched"]),
     "another format": (renamed("lora_A.weight", "lora_down"), ["0 of 6 modules matched"]),
     "half of the modules": (without("v_proj"), ["3 of 6 modules matched", "v_proj"]),
     "one tensor missing": (without(f"{Q0[17:]}.lora_B"), ["5 of 6 modules matched", Q0[17:]]),
@@ -115,6 +123,10 @@ TAMPERED: dict[str, tuple[Callable[[Tensors], Tensors], list[str]]] = {
     "a full lm_head": (
         added(**{"base_model.model.lm_head.weight": scalar(VOCAB_SIZE, 64)}),
         ["modules_to_save", "base_model.model.lm_head.weight"],
+    ),
+    "a full norm": (
+        added(**{"base_model.model.model.norm.weight": scalar(64)}),
+        ["modules_to_save", "base_model.model.model.norm.weight"],
     ),
     "integers": (
         lambda t: {**t, f"{Q0}.lora_A.weight": torch.ones(4, 64, dtype=torch.int64)},
@@ -168,6 +180,31 @@ def a_link_to_nowhere(folder: Path) -> None:
     (folder / WEIGHTS).symlink_to(folder / "gone")
 
 
+def a_link(name: str) -> Callable[[Path], None]:
+    def link(folder: Path) -> None:
+        (folder / name).rename(folder / "target")
+        (folder / name).symlink_to(folder / "target")
+
+    return link
+
+
+def a_linked_tokenizer(folder: Path) -> None:
+    (folder / "added_tokens.json").symlink_to("/etc/passwd")
+
+
+def a_folder(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
+def a_socket(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(folder, os.O_RDONLY)
+        listener.bind(f"/proc/self/fd/{here}/{WEIGHTS}")
+        os.close(here)
+
+
 def a_fifo(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     os.mkfifo(folder / WEIGHTS)
@@ -213,8 +250,13 @@ FILES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: (folder / WEIGHTS).unlink(),
         "adapter_model.safetensors is missing",
     ),
-    "a link to nowhere": (a_link_to_nowhere, "adapter_model.safetensors is missing"),
-    "a pipe": (a_fifo, "adapter_model.safetensors is missing"),
+    "a link to nowhere": (a_link_to_nowhere, "adapter_model.safetensors is a symbolic link"),
+    "a link to weights": (a_link(WEIGHTS), "adapter_model.safetensors is a symbolic link"),
+    "a link to a config": (a_link("adapter_config.json"), "adapter_config.json is a symbolic link"),
+    "a link among the tokenizer files": (a_linked_tokenizer, "added_tokens.json is a symbolic"),
+    "a pipe": (a_fifo, "adapter_model.safetensors is not a regular file"),
+    "a folder for weights": (a_folder, "adapter_model.safetensors is not a regular file"),
+    "a device": (a_socket, "adapter_model.safetensors cannot be read"),
     "a terabyte": (huge, "more than"),
     "no config": (
         lambda folder: (folder / "adapter_config.json").unlink(),
@@ -280,9 +322,55 @@ def test_dora_is_refused_by_its_flag(vectors: bool, served: Served, adapter: Pat
 @pytest.mark.parametrize("rows", [VOCAB_SIZE, VOCAB_SIZE + 64])
 def test_full_copies_are_refused(rows: int, served: Served, adapter: Path) -> None:
     edit_config(adapter, modules_to_save=["embed_tokens", "lm_head"])
-    full = {f"base_model.model.{name}.weight": scalar(rows, 64) for name in ("lm_head", "embed")}
-    edit_tensors(adapter, added(**full))
-    assert "modules_to_save" in refused(served, adapter)
+    names = ("base_model.model.lm_head.weight", f"{EMBEDDING}.weight")
+    edit_tensors(adapter, added(**{name: scalar(rows, 64) for name in names}))
+    told = refused(served, adapter)
+    assert [name for name in names if name not in told] == []
+
+
+def test_full_copies_that_are_announced_must_be_there(served: Served, adapter: Path) -> None:
+    edit_config(adapter, modules_to_save=["lm_head"])
+    assert "modules_to_save names modules whose copies are not there" in refused(served, adapter)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("added_tokens.json", {"<new>": VOCAB_SIZE, "<old>": 5}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {VOCAB_SIZE: {"content": "<new>"}}}),
+        ("tokenizer.json", {"added_tokens": [{"id": VOCAB_SIZE, "content": "<new>"}]}),
+    ],
+)
+def test_tokens_beyond_the_vocabulary_are_refused_by_token_and_id(
+    name: str, content: dict[str, Any], served: Served, adapter: Path
+) -> None:
+    (adapter / name).write_text(json.dumps(content))
+    told = refused(served, adapter)
+    assert f"<new> ({VOCAB_SIZE})" in told
+    assert "<old>" not in told
+
+
+def test_tokens_that_the_base_models_tokenizer_has_are_none_of_the_adapters(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    tokens = {"<image>": VOCAB_SIZE, "<known>": 7}
+    (adapter / "added_tokens.json").write_text(json.dumps(tokens))
+    served = Served(base, tmp_path / "store", added_tokens={"<image>": VOCAB_SIZE})
+    assert served.manager.info(served.register(adapter)).num_modules == 6
+    served.close()
+
+
+def test_no_content_of_a_file_that_is_no_adapter_is_told(served: Served, adapter: Path) -> None:
+    secret = b"12345678 and more"
+    _write(adapter, secret)
+    told = refused(served, adapter)
+    assert str(int.from_bytes(secret[:8], "little")) not in told
+
+
+def test_a_link_in_place_of_the_folder_is_refused(served: Served, adapter: Path) -> None:
+    link = adapter.with_name("link")
+    link.symlink_to(adapter)
+    assert "the folder is a symbolic link" in refused(served, link)
 
 
 @pytest.mark.parametrize(

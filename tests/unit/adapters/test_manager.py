@@ -10,6 +10,7 @@ import torch
 from support.models.adapters import PEFT_NOISE, Served, edit_config, edit_tensors, write_adapter
 from support.models.architectures import write_checkpoint
 
+from loraplex.adapters.checks.checker import AdapterChecker
 from loraplex.adapters.errors import (
     AdapterInUse,
     AdapterNotFound,
@@ -17,6 +18,7 @@ from loraplex.adapters.errors import (
     AdapterUnavailable,
 )
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.reader import StoredCopy
 
 pytestmark = PEFT_NOISE
 
@@ -176,9 +178,10 @@ def test_a_damaged_copy_fails_alone_and_recovers(
 ) -> None:
     served = served_without_host_memory
     broken, sound = (served.register(make(name), name) for name in ("a", "b"))
+    shutil.rmtree(tmp_path / "sources")
     weights = tmp_path / "store" / broken.digest / "adapter_model.safetensors"
     weights.rename(tmp_path / "elsewhere")
-    with pytest.raises(AdapterUnavailable):
+    with pytest.raises(AdapterUnavailable, match="cannot be read, and cannot be made again"):
         served.acquire(broken)
     served.acquire(sound)
     (tmp_path / "elsewhere").rename(weights)
@@ -187,6 +190,81 @@ def test_a_damaged_copy_fails_alone_and_recovers(
     served.acquire(broken)
     for ref in (broken, sound):
         served.manager.release(ref)
+
+
+def damage(path: Path) -> None:
+    """Changes one bit of the last weight."""
+    data = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_a_damaged_copy_is_mended_from_its_source_when_it_is_loaded(
+    served_without_host_memory: Served, make: Callable[[str], Path], tmp_path: Path
+) -> None:
+    served = served_without_host_memory
+    ref = served.register(make("a"))
+    weights = tmp_path / "store" / ref.digest / "adapter_model.safetensors"
+    sound = weights.read_bytes()
+    damage(weights)
+
+    served.acquire(ref)
+
+    assert weights.read_bytes() == sound
+    served.manager.release(ref)
+
+
+def test_a_copy_whose_source_has_other_content_now_is_not_mended(
+    served: Served, make: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = make("a")
+    ref = served.register(folder)
+    damage(tmp_path / "store" / ref.digest / "adapter_model.safetensors")
+    edit_config(folder, lora_alpha=99)
+
+    with pytest.raises(AdapterUnavailable, match=r"is damaged, .* the content .* has changed"):
+        served.manager.register("t", "b", StoredCopy(ref.digest, folder))
+    with pytest.raises(AdapterUnavailable, match="is damaged"):
+        served.manager.register("t", "b", StoredCopy(ref.digest))
+
+
+def test_a_stored_copy_is_registered_without_its_source(
+    served: Served, make: Callable[[str], Path], tmp_path: Path
+) -> None:
+    first = served.register(make("a"), "one")
+    shutil.rmtree(tmp_path / "sources")
+    info = served.manager.register("u", "two", StoredCopy(first.digest))
+    assert (info.ref.digest, info.num_modules) == (first.digest, 6)
+
+
+def test_a_stored_copy_whose_plan_was_lost_is_checked_again(
+    served: Served, make: Callable[[str], Path], tmp_path: Path
+) -> None:
+    ref = served.register(make("a"))
+    (plan,) = (tmp_path / "store" / ref.digest).glob("plan-*")
+    plan.unlink()
+    assert served.manager.register("u", "two", StoredCopy(ref.digest)).num_modules == 6
+    assert plan.exists()
+
+
+def test_what_was_checked_once_is_not_checked_again(
+    base: Path, make: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a slow expression costs no time at the next start."""
+    folder = edit_config(make("a"), target_modules=r".*(q_proj|v_proj)")
+    first = Served(base, tmp_path / "store")
+    ref = first.register(folder)
+    first.close()
+    checked: list[Path] = []
+    monkeypatch.setattr(AdapterChecker, "plan", lambda self, path: checked.append(path))
+
+    again = Served(base, tmp_path / "store")
+    assert again.register(folder) == ref
+    assert again.manager.register("t", "b", StoredCopy(ref.digest)).ref.digest == ref.digest
+    assert again.manager.stored_frontiers() == [0]
+    again.close()
+
+    assert checked == []
 
 
 def test_nothing_remains_after_an_unregistration(

@@ -24,7 +24,7 @@ from support.engine.scheduling import Answer, Setup, generate_request, undisturb
 from support.engine.whole_engine import WholeEngine
 from support.models.toy_adapters import FRONTIERS, TENANTS
 
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef, Folder
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup
@@ -155,7 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
                 request_id="in",
                 tenant=ref.tenant,
                 adapter_id=ref.adapter_id,
-                path="toy",
+                source=Folder("toy"),
                 activation=activation,
                 base_prompt=base_prompt,
             )

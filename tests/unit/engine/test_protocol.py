@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from loraplex.adapters.manifest import Activation, AdapterRef
+from loraplex.adapters.manifest import Activation, AdapterRef, Folder
 from loraplex.engine.protocol import (
     AbortRequest,
     AdapterInfo,
@@ -58,7 +58,7 @@ COMMANDS: list[Command] = [
         priority=-5,
     ),
     AbortRequest("r"),
-    RegisterAdapter(request_id="r", tenant="t", adapter_id="a", path="folder"),
+    RegisterAdapter(request_id="r", tenant="t", adapter_id="a", source=Folder("folder")),
     UnregisterAdapter(request_id="r", adapter=REF),
     PublishBasePrompt(request_id="r", prompt_id="p", version=1, token_ids=[3, 4]),
     RetireBasePrompt(request_id="r", prompt_id="p", version=1),

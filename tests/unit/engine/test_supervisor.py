@@ -14,7 +14,7 @@ import pytest
 import zmq
 from support.engine import fake_engine
 
-from loraplex.adapters.manifest import AdapterRef
+from loraplex.adapters.manifest import AdapterRef, Folder
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.errors import EngineUnavailable, RequestRejected, StartRefused
@@ -340,7 +340,7 @@ async def test_requests_are_refused_until_the_restarted_engine_is_prepared(
 async def test_adapters_come_and_go(tmp_path: Path) -> None:
     async with engine(tmp_path) as (client, _):
         info = await client.register_adapter(
-            RegisterAdapter(request_id="a", tenant="t", adapter_id="x", path="p")
+            RegisterAdapter(request_id="a", tenant="t", adapter_id="x", source=Folder("p"))
         )
         await client.unregister_adapter(UnregisterAdapter(request_id="b", adapter=info.ref))
 

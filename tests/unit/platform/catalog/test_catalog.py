@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from support.engine import fake_engine
 
-from loraplex.adapters.manifest import Activation
+from loraplex.adapters.manifest import Activation, Folder, Stored
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.protocol import AdapterInfo, BasePromptRef, RegisterAdapter
+from loraplex.engine.protocol import (
+    AdapterInfo,
+    BasePromptRef,
+    RegisterAdapter,
+)
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.catalog.base_prompts import BasePrompt, PromptSource
@@ -29,8 +33,8 @@ COMMAND = (sys.executable, "-P", fake_engine.__file__)
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog("base", tmp_path / "store")
+def catalog() -> Catalog:
+    return Catalog("base")
 
 
 @contextlib.asynccontextmanager
@@ -145,17 +149,51 @@ async def test_a_new_engine_is_told_how_each_adapter_acts(
 
     terms = [(command.activation, command.base_prompt) for command in told]
     assert terms == [(Activation.AFTER_PROMPT, ref)] * 2
+    first, again = (command.source for command in told)
+    assert first == Folder(str(tmp_path))
+    assert isinstance(again, Stored)
+    assert again.origin == str(tmp_path)
 
 
-@pytest.mark.parametrize("model", ["forgetful", "picky"])
+@pytest.mark.parametrize(
+    ("mood", "reason"),
+    [("forgetful", "The stored copy has changed."), ("picky", "not this one")],
+)
 async def test_an_adapter_that_comes_back_another_or_not_at_all_is_not_served(
-    tmp_path: Path, catalog: Catalog, model: str
+    tmp_path: Path, catalog: Catalog, caplog: pytest.LogCaptureFixture, mood: str, reason: str
 ) -> None:
     async with engine(tmp_path) as client:
         await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
-    async with engine(tmp_path, model) as client:
+    async with engine(tmp_path, mood) as client:
         await catalog.restore(client)
 
-    assert names(catalog, ADA) == ["base"]
-    with pytest.raises(Unavailable, match="bot"):
+    (_, model) = catalog.list(ADA)
+    assert model.fault == reason
+    with pytest.raises(Unavailable, match=f"The model 'bot' cannot be served now: {reason}"):
         catalog.resolve(ADA, "bot")
+    assert f"The adapter bot of tenant ada cannot be served: {reason}" in caplog.text
+
+
+async def test_an_adapter_that_failed_is_served_when_a_later_engine_takes_it(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
+    with pytest.raises(Unavailable, match="too many modules"):
+        catalog.resolve(ADA, "bot")
+    with pytest.raises(Conflict):
+        catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "again")
+
+    async with engine(tmp_path) as client:
+        await catalog.restore(client)
+
+    assert catalog.resolve(ADA, "bot").adapter is not None
+
+
+async def test_a_name_of_an_adapter_that_failed_can_be_given_up(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
+    async with engine(tmp_path) as client:
+        await catalog.unregister(client, ADA, "bot")
+
+    assert names(catalog, ADA) == ["base"]

@@ -64,7 +64,6 @@ def test_every_setting_that_peft_saves_is_known() -> None:
     ("key", "value"),
     [
         ("use_dora", True),
-        ("modules_to_save", ["lm_head"]),
         ("bias", "all"),
         ("layer_replication", [[0, 2]]),
         ("trainable_token_indices", [1]),
@@ -85,10 +84,30 @@ def test_every_setting_that_peft_saves_is_known() -> None:
         ("init_lora_weights", "lora_ga"),
         ("peft_type", "IA3"),
         ("a_setting_of_the_future", 7),
+        ("another_version", True),
+        ("another_version", {"a": 1}),
+        ("version_of_lora", 2),
     ],
 )
 def test_a_feature_that_would_change_the_result_is_refused_by_name(key: str, value: Any) -> None:
     assert any(key in fault for fault in faults(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("unsloth_version", "2024.8"),
+        ("unsloth_version", 2024.8),
+        ("created_by", "a trainer"),
+        ("tags", ["support", "de"]),
+        ("notes", "second try"),
+        ("dataset_url", "https://example.org"),
+        ("something_new", None),
+        ("something_new", False),
+    ],
+)
+def test_what_other_programs_note_is_no_part_of_the_adapter(key: str, value: Any) -> None:
+    assert parse(**{key: value}).fingerprint == parse().fingerprint
 
 
 @pytest.mark.parametrize(
@@ -122,6 +141,7 @@ def test_a_feature_that_would_change_the_result_is_refused_by_name(key: str, val
         ("alora_invocation_tokens", []),
         ("alora_invocation_tokens", ["a"]),
         ("base_model_name_or_path", 7),
+        ("modules_to_save", "lm_head"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(key: str, value: Any) -> None:
@@ -154,6 +174,11 @@ def test_a_config_of_any_size_is_not_parsed() -> None:
         AdapterManifest.from_json(b" " * (MAX_CONFIG_BYTES + 1))
 
 
+def test_faults_beyond_the_first_fifty_are_counted() -> None:
+    told = faults(rank_pattern={f"module{i}": 0 for i in range(20_000)})
+    assert (len(told), told[-1]) == (51, "and 19,950 more faults")
+
+
 def test_a_long_value_is_cut_in_the_message() -> None:
     assert max(map(len, faults(bias="x" * 10_000))) < 400
 
@@ -175,6 +200,7 @@ def test_the_order_of_a_set_and_the_base_are_no_part_of_the_identity() -> None:
         {"rank_pattern": {"q_proj": 4}},
         {"alora_invocation_tokens": [1]},
         {"alora_invocation_tokens": [1, 2]},
+        {"modules_to_save": ["lm_head"]},
     ],
 )
 def test_what_decides_the_output_is_part_of_the_identity(change: dict[str, Any]) -> None:

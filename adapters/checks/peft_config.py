@@ -1,5 +1,6 @@
 """The keys of PEFT's adapter_config.json: supported, harmless or refused, and how to read one."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ READ = frozenset(
         "alpha_pattern",
         "target_modules",
         "exclude_modules",
+        "modules_to_save",
         "layers_to_transform",
         "layers_pattern",
         "alora_invocation_tokens",
@@ -43,12 +45,18 @@ HARMLESS = frozenset(
     }
 )
 
+# What other programs note in a config. PEFT drops what it does not know, and none of these could
+# name a way to compute.
+INFORMATIONAL = re.compile(
+    r"(\w+_)?(version|commit|git_hash|git_sha|comments?|descriptions?|notes?|authors?|license|tags"
+    r"|date|timestamp|created|created_at|created_by|trained_by|url|library_name|framework)"
+)
+
 # An initialisation outside this list rewrites the base weights when PEFT loads the adapter.
 KEEPS_BASE_WEIGHTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 FEATURES = {
     "use_dora": "DoRA (use_dora)",
-    "modules_to_save": "full copies of modules (modules_to_save)",
     "layer_replication": "repeated layers (layer_replication)",
     "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
     "target_parameters": "LoRA on bare parameters (target_parameters)",
@@ -78,10 +86,20 @@ def unsupported(config: Mapping[str, Any]) -> list[str]:
             "adapter to a plain LoRA when saving it (path_initial_model_for_weight_conversion)"
         )
     known = READ | HARMLESS | FEATURES.keys() | {"peft_type", "bias", "init_lora_weights"}
-    unknown = sorted(key for key, value in config.items() if value and key not in known)
+    unknown = sorted(
+        key
+        for key, value in config.items()
+        if value and key not in known and not _informs(key, value)
+    )
     if unknown:
         faults.append(f"unknown settings: {listed(unknown)}")
     return faults
+
+
+def _informs(key: str, value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    is_plain = all(isinstance(x, str | int | float) and not isinstance(x, bool) for x in values)
+    return is_plain and INFORMATIONAL.fullmatch(key) is not None
 
 
 class ConfigReader:

@@ -11,9 +11,10 @@ from peft.utils.other import get_pattern_key
 from support.models.architectures import VOCAB_SIZE, load_reference, write_checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from loraplex.adapters.checks.catalogue import TargetCatalogue, TargetKind, TargetModule
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.manifest import AdapterManifest
-from loraplex.adapters.targets import TargetCatalogue, TargetKind, TargetModule
+from loraplex.adapters.targets import catalogue_of
 
 
 def tiny(model_type: str = "llama", **settings: Any) -> TargetCatalogue:
@@ -28,7 +29,7 @@ def tiny(model_type: str = "llama", **settings: Any) -> TargetCatalogue:
         head_dim=4,
         **settings,
     )
-    return TargetCatalogue.of(AutoModelForCausalLM.from_config(config))
+    return catalogue_of(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,18 @@ SELECTIONS: list[dict[str, Any]] = [
     {"target_modules": ["q_proj"], "layers_to_transform": 1},
     {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": ["h", "layers"]},
     {"target_modules": ["lm_head", "embed_tokens", "v_proj"]},
+    {"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [1]},
+    {"target_modules": ["lm_head"], "layers_to_transform": [1]},
+    {
+        "target_modules": ["model.layers.3.mlp.up_proj", "up_proj", "model.embed_tokens"],
+        "layers_to_transform": [0, 1],
+        "layers_pattern": "layers",
+    },
+    {"target_modules": ["lm_head", "q_proj"], "modules_to_save": ["lm_head"]},
+    {
+        "target_modules": "(lm_head|.*embed_tokens|.*q_proj)",
+        "modules_to_save": ["lm_head", "embed_tokens"],
+    },
 ]
 
 
@@ -117,6 +130,9 @@ def test_all_linear_leaves_lm_head_and_the_embedding(llama: TargetCatalogue) -> 
         ({"alpha_pattern": {"^q_proj": 4}}, r"'\^q_proj'"),
         ({"rank_pattern": {"k_proj": 4}}, "'k_proj'"),
         ({"layers_to_transform": [1, 99]}, "99"),
+        ({"target_modules": ["lm_head", "q_proj"], "layers_to_transform": [99]}, "99"),
+        ({"modules_to_save": ["o_proj"]}, "modules_to_save.*'o_proj'"),
+        ({"modules_to_save": ["score"]}, "modules_to_save.*'score'"),
         ({"exclude_modules": ["q_proj"]}, "no module"),
         ({"target_modules": ["self_attn"]}, "model.layers.0.self_attn"),
         ({"target_modules": ["norm"]}, "model.norm"),
@@ -143,6 +159,6 @@ def test_all_faults_are_told_at_once(llama: TargetCatalogue) -> None:
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     model = load_reference(write_checkpoint(tmp_path / "moe", "qwen3_moe"))
-    told = faults(TargetCatalogue.of(model), target_modules=["q_proj", "experts"])
+    told = faults(catalogue_of(model), target_modules=["q_proj", "experts"])
     assert "experts" in told[0]
     assert "model.layers.0.mlp.experts" in told[0]

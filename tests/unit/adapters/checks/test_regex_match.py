@@ -1,10 +1,10 @@
-"""Expressions from an adapter's config match by PEFT's rules, and cannot hurt the engine."""
+"""Expressions from an adapter's config match by PEFT's rules."""
 
 import re
 
 import pytest
 
-from loraplex.adapters.regex_match import RegexError, match_all
+from loraplex.adapters.checks.regex_match import RegexError, match_all
 
 NAMES = [
     "model.layers.0.self_attn.q_proj",
@@ -29,12 +29,6 @@ def test_layers_are_found_by_number() -> None:
 @pytest.mark.parametrize("pattern", ["(", "a**", "(?P<idx>x)(?P<idx>y)", "(" * 5000])
 def test_an_expression_that_is_not_valid_is_named(pattern: str) -> None:
     with pytest.raises(RegexError, match=re.escape(repr(pattern[:200]))):
-        match_all("full", [pattern], NAMES)
-
-
-@pytest.mark.parametrize("pattern", [r"((\w|\.)*)*!", "(.*)" * 30 + "!"], ids=["nested", "long"])
-def test_an_expression_that_takes_for_ever_is_stopped(pattern: str) -> None:
-    with pytest.raises(RegexError, match="too long or too much memory"):
         match_all("full", [pattern], NAMES)
 
 
