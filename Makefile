@@ -17,7 +17,7 @@ PYTHONS := $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14
 FITS := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve test test-slow lint format lock bench bench-ops aot clean
+.PHONY: help install serve test test-slow test-gpu lint format lock bench bench-ops aot clean
 
 help: ## List these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -50,6 +50,9 @@ test: lint ## Run everything that must hold before a commit: lint, types, the ev
 
 test-slow: install ## Run the tests that are too long for every day
 	$(BIN)/pytest -m "slow and not gpu" $(ARGS)
+
+test-gpu: install ## Run on a GPU what can run there: kernels and engines; warnings of other libraries are let pass
+	$(BIN)/pytest -m "gpu and not slow" -W default $(ARGS)
 
 lint: install ## Check format, style and types
 	$(BIN)/ruff format --check .

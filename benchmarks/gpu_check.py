@@ -4,12 +4,13 @@
     python benchmarks/gpu_check.py --interpret      the whole path on tiny shapes, without a GPU
 
 Run from a checkout; nothing of it needs to be installed. Kernels need PyTorch and Triton alone; the
-group `engine` needs what the engine imports, and says what is missing. Exit status 1 where a result
-is wrong; a goal that is missed is reported, and fails nothing.
+groups of the engine need what it imports, and say what is missing. Exit status 1 where a result is
+wrong or a group was not run; a goal that is missed is reported, and fails nothing.
 """
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,10 @@ from gpu.record import Records  # noqa: E402
 from gpu.table import table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-BUDGET = 560  # seconds
+BUDGET = 520  # seconds
 GRACE = 30  # seconds that a group may take to end after its deadline
+BUILD = 300  # seconds that the native kernels may take to build, before the budget begins
+BROKEN = 3  # as in `gpu.child`
 
 
 def main() -> int:
@@ -40,14 +43,15 @@ def main() -> int:
     options.json = options.json or _default_file(options.interpret)
     records = Records(options.json)
     records.write({"interpreted": options.interpret, "records": []})
+    _build_native(records)
     start = time.monotonic()
     for name in dict.fromkeys(["ceilings", *options.only]):
         left = options.budget - (time.monotonic() - start)
         seconds = left if options.interpret else min(GROUPS[name].seconds, left)
         _run(name, seconds, records, options)
+        print(table([r for r in records.all() if r["group"] == name]), end="\n\n", flush=True)
     found = records.all()
     options.json.with_suffix(".md").write_text(table(found) + "\n")
-    print(table(found))
     wrong = [r for r in found if r.get("ok") is False]
     missed = [r for r in found if r.get("met") is False]
     took = time.monotonic() - start
@@ -82,21 +86,42 @@ def _run(group: str, seconds: float, records: Records, options: argparse.Namespa
     """In a process of its own, whose end is waited for only so long."""
     missing = [name for name in GROUPS[group].needs if importlib.util.find_spec(name) is None]
     if missing:
-        records.add(
-            group, "not run", why=f"not installed: {', '.join(missing)}; put it on PYTHONPATH"
-        )
+        why = f"not installed: {', '.join(missing)}; put it on PYTHONPATH, or leave the group out"
+        records.add(group, "not run", ok=False, why=why)
         return
     if seconds <= 0:
         records.add(group, "not run", ok=False, why="the budget is spent")
         return
+    end = time.monotonic() + seconds
+    status: int | str = BROKEN
+    while status == BROKEN and time.monotonic() < end:  # one process after another
+        status = _run_child(group, end - time.monotonic(), options)
+    if status not in (0, BROKEN):
+        records.add(group, "ended early", ok=False, why=f"the process ended with {status}")
+
+
+def _run_child(group: str, seconds: float, options: argparse.Namespace) -> int | str:
+    """-> its exit status, or what came before that."""
     command = [sys.executable, __file__, "--child", group, "--json", options.json]
     command += ["--deadline", str(seconds), *(["--interpret"] if options.interpret else [])]
     try:
-        status = subprocess.run(command, timeout=seconds + GRACE, check=False).returncode
+        return subprocess.run(command, timeout=seconds + GRACE, check=False).returncode
     except subprocess.TimeoutExpired:
-        status = f"more than {seconds + GRACE:.0f} s"
-    if status != 0:
-        records.add(group, "ended early", ok=False, why=f"the process ended with {status}")
+        return f"more than {seconds + GRACE:.0f} s"
+
+
+def _build_native(records: Records) -> None:
+    """Host memory is copied by native kernels, whose first build is not to be timed."""
+    script = "from loraplex.kernels.native.library import native; native()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=BUILD, check=False
+    )
+    lines = done.stderr.splitlines()
+    why = lines[-1] if lines else f"ended with {done.returncode}"
+    failed = {"why": why} if done.returncode else {}
+    records.add("host", "native kernels", built=done.returncode == 0, **failed)
 
 
 def _child(options: argparse.Namespace) -> int:
@@ -104,8 +129,7 @@ def _child(options: argparse.Namespace) -> int:
         import support.kernels.triton_interpreter  # noqa: F401, PLC0415 - before anything imports Triton
     from gpu.child import run  # noqa: PLC0415
 
-    run(options.child, Records(options.json), options.interpret, options.deadline)
-    return 0
+    return run(options.child, Records(options.json), options.interpret, options.deadline)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import pytest
 
 pytest_plugins = [
     "support.kernels.triton_interpreter",  # first: kernels are decorated for it or for a GPU
+    "support.device_marks",
     "support.models.demo_model",
     "support.hypothesis_profile",
     "support.kernels.native_kernels",

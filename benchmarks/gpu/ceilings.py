@@ -4,6 +4,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 from gpu.case import Ceilings, Fact, Machine
@@ -14,6 +15,7 @@ _PACKAGES = ("torch", "triton", "transformers", "peft", "msgspec", "numpy")
 
 def ceilings(machine: Machine) -> Iterator[Fact]:
     yield Fact("versions", {"python": platform.python_version(), **_versions()})
+    yield Fact("versions that Loraplex is tested with", _locked())
     if machine.interpreted:
         return
     properties = torch.cuda.get_device_properties(machine.device)
@@ -35,6 +37,12 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+def _locked() -> dict[str, str]:
+    lines = (Path(__file__).parents[2] / "requirements.lock").read_text().splitlines()
+    pairs = (line.partition(";")[0].strip().partition("==") for line in lines)
+    return {name: number for name, _, number in pairs if name in _PACKAGES}
 
 
 def _measure() -> Ceilings:

@@ -72,6 +72,13 @@ class Ours:
                 steps.append(time.perf_counter() - start)
         return statistics.median(steps[2:]), time.perf_counter() - begin
 
+    def graphs(self, machine: Machine) -> Fact:
+        """Which steps are replayed; right where all are that can be."""
+        text = self.engine.info.recorded_steps
+        recorded, _, others = text.partition(" of ")
+        ok = machine.interpreted or others == f"{recorded} CUDA graphs"
+        return Fact(f"recorded for {self.engine.info.max_num_seqs} rows", {"ok": ok, "why": text})
+
     def without_graphs(self) -> None:
         self.engine._parts.runner._recorded = None  # there is no setting for what nobody wants
 
@@ -126,6 +133,7 @@ def _tokens_as_peft(folder: Path, machine: Machine) -> Iterator[Fact]:
     base = peft.generate(prompts, [None] * rows, new_tokens)
     facts: dict[str, Any] = {"adapters_change_tokens": wanted != base}
     found = ours.tokens(prompts, [None, *ours.refs], new_tokens)
+    yield ours.graphs(machine)
     yield _compared("tokens as PEFT, mixed adapters", found, wanted, **facts)
     yield _compared(
         "tokens as PEFT, base only", ours.tokens(prompts, [None] * rows, new_tokens), base
@@ -151,6 +159,7 @@ def _steps(folder: Path, machine: Machine) -> Iterator[Fact]:
     adapters = write_adapters(model, folder / "adapters", ranks, 1.0)
     prompts = _prompts(rows, 5 if tiny else 128, size.vocabulary)
     ours = Ours(model, size, adapters, rows, machine)
+    yield ours.graphs(machine)
     yield from _our_steps(ours, prompts, counts, size, machine)
     ours.without_graphs()
     for fact in _our_steps(ours, prompts, counts, size, machine):

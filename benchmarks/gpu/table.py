@@ -39,6 +39,8 @@ def _row(record: dict[str, Any]) -> str:
 
 
 def _notes(record: dict[str, Any]) -> Iterator[str]:
+    if record.get("is_hot"):
+        yield "hot: fits into the cache, so that its goal says nothing"
     if "over_base" in record:
         floor = record["floor_over_base"]
         yield f"{record['over_base']:.2f} of the base step, {floor:.2f} by bytes alone"

@@ -4,6 +4,11 @@ from collections.abc import Callable
 
 import triton
 
+
+class Unrecordable(Exception):
+    """What runs by itself failed within a recording, which may have left the GPU in its middle."""
+
+
 REP_MS = 20  # of work in a recorded graph, which is replayed ten times for one figure
 
 
@@ -13,7 +18,11 @@ def seconds(run: Callable[[], object]) -> float:
     What `run` reads is cold only where it is more than the L2 cache holds.
     """
     run()  # compiles; within a recording nothing can be loaded
-    return float(triton.testing.do_bench_cudagraph(run, rep=REP_MS, return_mode="median")) / 1e3
+    try:
+        median = triton.testing.do_bench_cudagraph(run, rep=REP_MS, return_mode="median")
+    except Exception as error:
+        raise Unrecordable(str(error)) from error
+    return float(median) / 1e3
 
 
 def twice(run: Callable[[], object]) -> tuple[float, float]:

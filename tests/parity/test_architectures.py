@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 
 from loraplex.engine.llm_engine import LLMEngine
 
+pytestmark = pytest.mark.device
+
 PROMPT_LENGTHS = (1, 3, 4, 5, WINDOW - 1, WINDOW, WINDOW + 1, 40, 61)  # ragged, block is 4
 OUTPUT_LENGTH = 12
 TOLERANCE = 2e-4  # of a log-probability, float32

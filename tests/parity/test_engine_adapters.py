@@ -22,7 +22,7 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
 )
 
-pytestmark = PEFT_NOISE
+pytestmark = [*PEFT_NOISE, pytest.mark.device]
 
 PROMPT = [(7 * i + 3) % (VOCAB_SIZE - 3) + 3 for i in range(37)]  # no multiple of the block
 INVOCATION = [50, 60]

@@ -10,6 +10,8 @@ from support.models.architectures import ARCHITECTURES, load_reference, write_ch
 from loraplex.adapters.frontier import frontier
 from loraplex.adapters.targets import catalogue_of
 
+pytestmark = pytest.mark.device
+
 IDS = torch.tensor([[7, 30, 100, 200, 5, 8, 90, 41]])  # fewer than a window shows
 Stored = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
 

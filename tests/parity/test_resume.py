@@ -26,7 +26,7 @@ from loraplex.engine.protocol import (
     TokenEvent,
 )
 
-pytestmark = PEFT_NOISE
+pytestmark = [*PEFT_NOISE, pytest.mark.device]
 
 NUM_TOKENS = 14
 INVOCATION = [50, 60]

@@ -17,7 +17,7 @@ from loraplex.adapters.manifest import Activation
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import PositionLogprobs
 
-pytestmark = PEFT_NOISE
+pytestmark = [*PEFT_NOISE, pytest.mark.device]
 
 BLOCK = 4
 TOKENS = [(7 * i + 3) % (VOCAB_SIZE - 3) + 3 for i in range(60)]

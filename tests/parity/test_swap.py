@@ -20,7 +20,7 @@ from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.protocol import Event, FinishReason, GenerateRequest, TokenEvent
 
-pytestmark = PEFT_NOISE
+pytestmark = [*PEFT_NOISE, pytest.mark.device]
 
 PROMPT = [(7 * i) % 61 + 1 for i in range(27)]
 CHUNK = 8  # tokens of the prompt in a step

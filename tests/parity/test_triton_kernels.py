@@ -9,7 +9,7 @@ from support.engine.engines import Choice, make_engine, register, request, run
 from support.models.adapters import PEFT_NOISE, write_adapter
 from support.models.architectures import VOCAB_SIZE, write_checkpoint
 
-pytestmark = PEFT_NOISE
+pytestmark = [*PEFT_NOISE, pytest.mark.device]
 
 PROMPTS = [[(7 * i + 3) % (VOCAB_SIZE - 3) + 3 for i in range(length)] for length in (2, 15, 17)]
 ADAPTERS: list[dict[str, Any]] = [

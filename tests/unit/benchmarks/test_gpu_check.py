@@ -4,12 +4,13 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -21,6 +22,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     names = ("case", "judge", "record", "table")
     modules = [importlib.import_module(f"gpu.{name}") for name in names]
     return SimpleNamespace(**{k: v for module in modules for k, v in vars(module).items()})
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gpu.child")
 
 
 EXPECTED = 1 + torch.arange(2000.0).view(500, 4).sin()
@@ -105,6 +112,63 @@ def test_records_are_whole_after_each(gpu: SimpleNamespace, tmp_path: Path) -> N
     assert json.loads((tmp_path / "out.json").read_text())["records"] == [
         {"group": "g", "case": "case", "ok": True}
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fatal"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (torch.AcceleratorError("an illegal memory access", 700), True),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (OutOfResources(200_000, 100_000, "shared memory"), False),
+    ],
+)
+def test_what_breaks_the_gpu_for_a_process_is_told_from_what_fails_alone(
+    child: ModuleType, error: Exception, is_fatal: bool
+) -> None:
+    assert child.is_fatal(error) is is_fatal
+
+
+def broken() -> torch.Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_case_that_breaks_the_gpu_is_left_and_the_next_process_goes_on_behind_it(
+    gpu: SimpleNamespace, child: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = EXPECTED.clone
+    runs = {"first": good, "breaks": broken, "last": good}
+    cases = [gpu.Case(name, run, EXPECTED.clone, 0.0) for name, run in runs.items()]
+    monkeypatch.setattr(child, "make_cases", lambda *_: iter(cases))
+    records = gpu.Records(tmp_path / "out.json")
+    records.write({"records": []})
+
+    statuses = [child.run("g", records, True, 60.0) for _ in range(2)]
+
+    assert statuses == [child.BROKEN, 0]
+    assert [(r["case"], r["ok"]) for r in records.all()] == [
+        ("first", True),
+        ("breaks", False),
+        ("last", True),
+    ]
+
+
+def test_a_group_that_breaks_off_while_cases_are_made_is_recorded_with_its_trace(
+    gpu: SimpleNamespace, child: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> Iterator[object]:
+        yield gpu.Case("first", EXPECTED.clone, EXPECTED.clone, 0.0)
+        raise OutOfResources(200_000, 100_000, "shared memory")
+
+    monkeypatch.setattr(child, "make_cases", make)
+    records = gpu.Records(tmp_path / "out.json")
+    records.write({"records": []})
+
+    child.run("g", records, True, 60.0)
+
+    last = records.all()[-1]
+    assert (last["case"], last["ok"]) == ("broke off", False)
+    assert "OutOfResources" in last["trace"]
 
 
 def interpret(tmp_path: Path, *options: str) -> tuple[int, list[dict[str, object]]]:

@@ -16,7 +16,7 @@ from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.attention.tiling import Tiling, choose_tiling
 from loraplex.kernels.attention.triton import attend, paged_attention
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.device]
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

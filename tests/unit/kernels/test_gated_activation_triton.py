@@ -7,7 +7,7 @@ from support.kernels.triton_interpreter import DEVICE, INTERPRETED
 
 from loraplex.kernels.gated_activation import naive, triton
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.device]
 
 NAMES = ["gated_silu", "gated_gelu_tanh"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

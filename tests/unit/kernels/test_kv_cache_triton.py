@@ -7,6 +7,8 @@ from torch import Tensor
 
 from loraplex.kernels.kv_cache import naive, triton
 
+pytestmark = pytest.mark.device
+
 NAN = float("nan")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -21,7 +21,7 @@ RANKS = [1, 2, 3, 5, 8, 12, 16, 24, 33, 64, 100, 128, 256]
 QKV = [(0, 64, 16), (64, 16, 16), (80, 16, 16)]  # slices: first column, width, rank
 MANY_ROWS = 4096  # for which other tiles are chosen
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.device]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from support.kernels.triton_interpreter import DEVICE, INTERPRETED
 
 from loraplex.kernels.rms_norm import naive, triton
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.device]
 
 NAMES = ["rms_norm", "rms_norm_rounding_first"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -8,7 +8,7 @@ from support.kernels.triton_interpreter import DEVICE, INTERPRETED
 from loraplex.kernels.rotary import naive
 from loraplex.kernels.rotary.triton import rotate
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.device]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

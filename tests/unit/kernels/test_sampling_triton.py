@@ -8,7 +8,7 @@ from support.kernels.triton_interpreter import DEVICE, INTERPRETED
 from loraplex.kernels.sampling import naive
 from loraplex.kernels.sampling.triton import argmax
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.device]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PART = 4096  # numbers of a program

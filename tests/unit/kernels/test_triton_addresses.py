@@ -1,5 +1,6 @@
 """Tensors of more than 2**31 numbers. Their memory is never touched but where a kernel works."""
 
+import pytest
 import torch
 from support.kernels.paged import Layout, paged_batch
 from support.kernels.triton_interpreter import DEVICE
@@ -8,6 +9,8 @@ from torch import Tensor
 from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.attention.triton import paged_attention
 from loraplex.kernels.kv_cache.triton import copy_blocks, gather_blocks, write_cache
+
+pytestmark = pytest.mark.device
 
 HEADS, SIZE, DIM = 2, 16, 64
 BLOCK = HEADS * SIZE * DIM  # numbers in the keys, or in the values, of one block

@@ -10,6 +10,8 @@ import triton.language as tl
 from support.kernels.triton_interpreter import DEVICE, INTERPRETED, bfloat16_bits, bfloat16_values
 from torch import Tensor
 
+pytestmark = pytest.mark.device
+
 NAN, INF = float("nan"), float("inf")
 SIZE = 64
 
