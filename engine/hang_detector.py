@@ -3,6 +3,8 @@
 from loraplex.engine.config import HangLimits
 from loraplex.engine.heartbeat import Beat, Phase
 
+LEAST_DOUBT = 2.0  # seconds without progress that say nothing yet: the machine may be busy
+
 
 class HangDetector:
     """Counts silence by its own ticks and not by the clock: where the supervisor itself was
@@ -22,7 +24,8 @@ class HangDetector:
     @property
     def is_responsive(self) -> bool:
         """Whether nothing speaks against the engine so far."""
-        return max(self._silent, self._idle) <= self._limits.hang_timeout / 3
+        first_doubt = max(LEAST_DOUBT, self._limits.hang_timeout / 3)
+        return max(self._silent, self._idle) <= first_doubt
 
     def note(self, beat: Beat) -> None:
         """Takes in a sign of life."""

@@ -1,8 +1,8 @@
 """EngineServer: the process around one LLMEngine. Run as `python -m loraplex.engine.server`.
 
-Its arguments are the address to bind, an EngineConfig as JSON and the id of the process that it
-must not outlive. On standard output it writes its heartbeats and the reason why it refuses to
-start; all else goes to standard error.
+Its arguments are the address to bind, an EngineConfig as JSON, the id of the process that it must
+not outlive, and "spare" where it is to wait until it is needed. On standard output it writes its
+heartbeats and the reason why it refuses to start; all else goes to standard error.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Protocol
 
 import msgspec
@@ -31,6 +32,7 @@ from loraplex.engine.protocol import (
     StartProgress,
 )
 from loraplex.engine.server_socket import Mailbox
+from loraplex.engine.spare import SPARE, wait_until_needed
 
 EXIT_FAILED = 1  # a step failed; a fresh start may help
 EXIT_REFUSED = 3  # a restart would not help
@@ -207,6 +209,10 @@ def die_with_parent() -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
     address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
+    if SPARE in sys.argv[4:]:
+        die_with_parent()
+        if not wait_until_needed(lambda: import_module("loraplex.engine.llm_engine")):
+            return 0
 
     def make_engine(progress: Callable[[StartProgress], None]) -> Engine:
         progress(StartProgress("Loading libraries", 0, 1))

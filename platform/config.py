@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from loraplex.adapters.manifest import Activation
 from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.sampling_params import MAX_SEED
+from loraplex.engine.supervisor import RestartPolicy
 from loraplex.platform.errors import SettingsRefused
 
 PREFIX = "LORAPLEX_"
@@ -201,6 +202,9 @@ class Settings(BaseSettings):
         le=MAX_SEED,
         description="Makes seeds of requests that bring none repeatable; not set: drawn for each",
     )
+    no_spare: bool = Field(
+        False, description="Keep no second process that would shorten a restart of the engine"
+    )
     hang_timeout: float = Field(
         10.0,
         ge=2,
@@ -248,6 +252,9 @@ class Settings(BaseSettings):
     @property
     def adapter_store(self) -> Path:
         return self.home_folder / "adapters"
+
+    def restart_policy(self) -> RestartPolicy:
+        return RestartPolicy(spare_after=None) if self.no_spare else RestartPolicy()
 
     def hang_limits(self) -> HangLimits:
         return HangLimits(hang_timeout=self.hang_timeout, step_timeout=self.step_timeout)

@@ -64,7 +64,7 @@ class Deployment:
             self.engine, self.catalog, self.base_prompts, RequestSeeds(settings.seed)
         )
         self._supervisor = EngineSupervisor(
-            settings.engine_config(), self.engine, limits=settings.hang_limits()
+            settings.engine_config(), self.engine, settings.restart_policy(), settings.hang_limits()
         )
         self._failed = asyncio.Event()
         self._failure = StartFailed([])

@@ -152,7 +152,7 @@ def test_help_explains_every_option_with_its_default() -> None:
     ).stdout
 
     options = [line for line in text.splitlines() if line.startswith("  --")]
-    assert len(options) == 33
+    assert len(options) == 42
     assert " ".join(text.split()).count("[default: ") == len(options) - 2  # --model and --help
 
 

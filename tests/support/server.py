@@ -109,7 +109,7 @@ class Server:
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
     def engine(self) -> psutil.Process:
-        """The engine's process, as soon as there is one."""
+        """The engine's process, as soon as there is one; a spare one is younger."""
         deadline = time.monotonic() + 60
         while not (engines := self._engines()):
             assert time.monotonic() < deadline, "".join(self.log)

@@ -46,6 +46,7 @@ from loraplex.engine.protocol import (
     Usage,
 )
 from loraplex.engine.server import serve
+from loraplex.engine.spare import SPARE, wait_until_needed
 
 # Last prompt tokens.
 REFUSED, BROKEN, FATAL, DEADLY, ENDLESS, DEADLOCKED, LATE = 901, 902, 903, 904, 905, 906, 907
@@ -211,6 +212,9 @@ class FakeEngine:
 
 def main() -> int:
     address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
+
+    if SPARE in sys.argv[4:] and not wait_until_needed(lambda: None):
+        return 0
 
     def make_engine(progress: object) -> FakeEngine:
         assert callable(progress)

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.anyio
 
 COMMAND = (sys.executable, "-P", fake_engine.__file__)
 HASTY = RestartPolicy(max_failed_starts=2, delay=0.01)
+SPARING = RestartPolicy(delay=0.01, spare_after=0.0)
 FOREVER = 10_000_000
 
 Hang = Callable[[EngineClient, EngineSupervisor], Awaitable[None]]
@@ -258,6 +259,56 @@ async def test_a_stopped_engine_is_doubted_before_it_is_killed(tmp_path: Path) -
             await asyncio.sleep(0.01)
 
         assert client.is_alive
+
+
+async def replace(client: EngineClient, supervisor: EngineSupervisor) -> None:
+    """The engine ends, and the next one is ready."""
+    assert supervisor.pid is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    while client.is_alive:
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(client.wait_ready(), 30)
+
+
+async def a_spare(supervisor: EngineSupervisor) -> int:
+    while (pid := supervisor.spare_pid) is None:
+        await asyncio.sleep(0.01)
+    return pid
+
+
+async def test_a_spare_process_takes_the_engines_place(tmp_path: Path) -> None:
+    async with engine(tmp_path, policy=SPARING) as (client, supervisor):
+        for _ in range(2):
+            spare = await a_spare(supervisor)
+            assert spare != supervisor.pid
+            await replace(client, supervisor)
+
+            assert supervisor.pid == spare
+            assert len(await collect(client, request())) == 3
+
+
+async def test_an_engine_without_a_living_spare_is_replaced_all_the_same(tmp_path: Path) -> None:
+    async with engine(tmp_path, policy=SPARING) as (client, supervisor):
+        spare = await a_spare(supervisor)
+        os.kill(spare, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(spare, 0)
+                await asyncio.sleep(0.01)
+        await replace(client, supervisor)
+
+        assert len(await collect(client, request())) == 3
+
+
+async def test_a_spare_process_ends_with_its_supervisor(tmp_path: Path) -> None:
+    async with engine(tmp_path, policy=SPARING) as (_, supervisor):
+        spare = await a_spare(supervisor)
+
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(spare, 0)
+                await asyncio.sleep(0.01)
 
 
 async def test_an_error_of_the_supervisor_itself_is_tried_again(
