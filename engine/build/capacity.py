@@ -67,7 +67,7 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
     device = choose_device(question.device)
     dtype = choose_dtype(question.dtype, config, device)
     length = choose_max_model_len(question.max_model_len, config)
-    model, layers = _model(config)
+    model, layers = _model(config, length)
     groups = group_layers(layers)
     kv_format = kv_format_of(dtype)
     memory = KVMemory.of(layers, groups, question.block_size, kv_format)
@@ -93,13 +93,13 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
     )
 
 
-def _model(config: PretrainedConfig) -> tuple[PreTrainedModel, list[KVLayer]]:
+def _model(config: PretrainedConfig, max_model_len: int) -> tuple[PreTrainedModel, list[KVLayer]]:
     """The model, built without memory, and what its layers store."""
     with torch.device("meta"), torch.inference_mode():
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation=ATTENTION, dtype=torch.bfloat16
         )
-        probe = probe_layers(model)
+        probe = probe_layers(model, max_model_len)
     return model, [probe.layers[index] for index in sorted(probe.layers)]
 
 

@@ -15,6 +15,7 @@ from loraplex.adapters.manager import LoRAManager
 from loraplex.engine.build.offload import add_lower_tiers
 from loraplex.engine.build.recording import gpu_faults_refused, record_steps
 from loraplex.engine.build.rehearsal import rehearse
+from loraplex.engine.build.self_check import check_forward
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.kv.block_pool import BlockPool
@@ -82,13 +83,13 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     begin(1)
     with torch.inference_mode():
-        probe = probe_layers(loaded.model)
+        probe = probe_layers(loaded.model, loaded.max_model_len)
     with gpu_faults_refused(config):
         kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
-    _put_kernels_in(loaded, probe, kernels)
-    _pack(loaded, config.quantization, kernels)
+    with gpu_faults_refused(config):
+        _make_ours(config, loaded, probe, kernels)
     adapter_memory = _adapter_memory(config, loaded, sites)
     lora = _lora(config, loaded, sites, adapter_memory, tokenizer)
     begin(2)
@@ -145,6 +146,18 @@ def _scheduler(
     is_fair = config.scheduling == "fair"
     policy = FairPolicy(exempt=OPERATOR) if is_fair else FCFSPolicy()
     return Scheduler(kv, gate, policy, _limits(config, loaded), stops)
+
+
+def _make_ours(
+    config: EngineConfig, loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels
+) -> None:
+    """Puts our kernels and formats in, and proves that the model still computes the same."""
+    _put_kernels_in(loaded, probe, kernels)
+    if config.quantization != "none":  # what eight bits round away is not compared
+        check_forward(loaded, probe, kernels, config.block_size)
+    _pack(loaded, config.quantization, kernels)
+    if config.quantization == "none":
+        check_forward(loaded, probe, kernels, config.block_size)
 
 
 @torch.inference_mode()

@@ -42,6 +42,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, hf_config, device)
     max_model_len = choose_max_model_len(config.max_model_len, hf_config)
+    _refuse_counted_positions(hf_config, max(max_model_len, config.max_num_batched_tokens))
     model = read_weights(folder, hf_config, dtype, device)
     nn.Module.to(model, device)
     nn.Module.eval(model)
@@ -151,6 +152,19 @@ def _refuse_length_dependent_rope(config: PretrainedConfig, length: int) -> None
                 "would make answers depend on their neighbours; give --max-model-len "
                 f"{original} or less"
             )
+
+
+def _refuse_counted_positions(config: PretrainedConfig, longest: int) -> None:
+    """Some models scale attention by a token's place in the batch from a certain place on, which is
+    its position in one sequence only; `longest`: tokens of a sequence or a step."""
+    text = config.get_text_config()
+    first = getattr(text, "floor_scale", None)
+    if getattr(text, "attn_temperature_tuning", False) and first and longest >= first:
+        raise ConfigRefused(
+            f"this model's attention temperature changes with a token's place from {first} on, "
+            f"which is served below only; give --max-model-len {first - 1} or less, and not more "
+            "as --max-num-batched-tokens"
+        )
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
