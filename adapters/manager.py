@@ -27,6 +27,7 @@ from loraplex.adapters.manifest import (
 )
 from loraplex.adapters.pool import AdapterPool
 from loraplex.adapters.reader import AdapterReader, ReadAdapter, StoredCopy
+from loraplex.adapters.trial import trial_faults
 from loraplex.adapters.weights import LoRAWeights
 
 DEFAULT_HOST_BYTES = 1 << 30
@@ -122,6 +123,9 @@ class LoRAManager:
             self._judge_base(read.manifest, allow_base_mismatch)
             _judge_activation(read.manifest, activation)
             self._judge_size(read.weights.num_bytes)
+            faults = trial_faults(read.weights, self._sites.catalogue.modules)
+            if faults:
+                raise AdapterRejected(faults)
 
         if isinstance(source, StoredCopy):
             copy, read = source, self._reader.read_copy(source, judge)

@@ -410,6 +410,29 @@ def test_values_too_large_for_the_engine_are_refused(base: Path, adapter: Path) 
     assert f"{Q0}.lora_A.weight' has 1 values too large for float16" in told
 
 
+def multiplied(factor: float, part: str = "lora_") -> Callable[[Tensors], Tensors]:
+    return lambda t: {name: x * factor if part in name else x for name, x in t.items()}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["embed_tokens"], ["lm_head"]])
+def test_finite_weights_that_give_nothing_finite_are_refused(
+    targets: str | list[str], served: Served, base: Path, tmp_path: Path
+) -> None:
+    folder = write_adapter(base, tmp_path / "adapter", target_modules=targets)
+    told = refused(served, edit_tensors(folder, multiplied(1e38)))
+    assert "nothing finite comes out of" in told
+
+
+def test_one_module_that_gives_nothing_finite_is_named(served: Served, adapter: Path) -> None:
+    told = refused(served, edit_tensors(adapter, multiplied(1e38, Q0[17:] + ".lora")))
+    assert "nothing finite comes out of 'model.layers.0.self_attn.q_proj' for" in told
+
+
+def test_large_weights_that_give_finite_numbers_are_accepted(served: Served, adapter: Path) -> None:
+    edit_tensors(adapter, multiplied(1e6))
+    assert served.manager.info(served.register(adapter)).num_modules == 6
+
+
 def test_nothing_of_a_refused_adapter_is_kept(base: Path, adapter: Path, tmp_path: Path) -> None:
     served = Served(base, tmp_path / "store")
     refused(served, edit_tensors(adapter, set_value(f"{Q0}.lora_B.weight", float("nan"))))
