@@ -4,27 +4,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from loraplex.adapters.eviction import CostAwareEviction, EvictionPolicy, LRUEviction
 from loraplex.adapters.injection import LoRASites, inject_lora
 from loraplex.adapters.layers import LoRAContext
 from loraplex.adapters.manager import LoRAManager
-from loraplex.engine.build.offload import add_lower_tiers
+from loraplex.engine.build.kv import build_kv, eviction_policy, num_kv_blocks
 from loraplex.engine.build.recording import gpu_faults_refused, record_steps
 from loraplex.engine.build.rehearsal import rehearse
 from loraplex.engine.build.self_check import check_forward
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
-from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup, choose_group_size, group_layers
-from loraplex.engine.kv.keys import BlockKeyScope
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.kv.recompute_cost import RecomputeCost, cost_per_token
+from loraplex.engine.kv.recompute_cost import RecomputeCost
 from loraplex.engine.model.feed_forward import swap_feed_forward
 from loraplex.engine.model.loader import LoadedModel, load_model
 from loraplex.engine.model.norms import swap_norms
@@ -38,14 +35,12 @@ from loraplex.engine.scheduling.policy import FCFSPolicy
 from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from loraplex.engine.scheduling.stop_checker import StopChecker
 from loraplex.engine.step import BlockCopy
-from loraplex.engine.worker.attention import AttentionContext, install_attention
+from loraplex.engine.worker.attention import AttentionContext
 from loraplex.engine.worker.forward import Forward
-from loraplex.engine.worker.kv_cache import KVCache, kv_format_of
-from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory
+from loraplex.engine.worker.kv_memory import default_adapter_memory
 from loraplex.engine.worker.model_runner import ModelRunner, RecordedSteps
 from loraplex.engine.worker.prefault import MemoryWarmth
 from loraplex.engine.worker.sampler import Sampler
-from loraplex.engine.worker.transfers import STAGED_ON_DEVICE
 from loraplex.kernels.dispatch import NAIVE, choose_kernels
 from loraplex.kernels.kernel_set import Kernels
 
@@ -93,18 +88,18 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     adapter_memory = _adapter_memory(config, loaded, sites)
     lora = _lora(config, loaded, sites, adapter_memory, tokenizer)
     begin(2)
-    stops, recompute = StopChecker(loaded.eos_token_ids), RecomputeCost()
+    stops = StopChecker(loaded.eos_token_ids)
     groups = _groups(config, probe, lora)
     with gpu_faults_refused(config):
         rehearsed = _rehearse(config, loaded, probe, kernels, groups, context)
-        pool = _pool(config, loaded, probe, groups, adapter_memory)
+        num_blocks = num_kv_blocks(config, loaded, probe, groups, adapter_memory)
         del rehearsed
-        kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
-        forward = _forward(config, loaded, attention, context)
-        recorded = record_steps(config, forward, kv, kernels)
-        transfers = add_lower_tiers(config, loaded, kv, cache.storage, recompute)
-    scheduler = _scheduler(config, loaded, kv, lora, stops)
-    runner = ModelRunner(forward, cache, Sampler(kernels), lora, recorded, transfers)
+        kv = build_kv(config, loaded, probe, kernels, groups, num_blocks)
+        forward = _forward(config, loaded, kv.attention, context)
+        recorded = record_steps(config, forward, kv.manager, kernels)
+    scheduler = _scheduler(config, loaded, kv.manager, lora, stops)
+    transfers = kv.offload.transfers
+    runner = ModelRunner(forward, kv.cache, Sampler(kernels), lora, recorded, transfers)
     return EngineParts(
         loaded=loaded,
         tokenizer=tokenizer,
@@ -112,8 +107,8 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         lora=lora,
         scheduler=scheduler,
         runner=runner,
-        recompute=recompute,
-        warmth=MemoryWarmth(cache.storage, pool),
+        recompute=kv.recompute,
+        warmth=MemoryWarmth(kv.cache.storage, kv.manager.pool),
     )
 
 
@@ -130,7 +125,7 @@ def _lora(
         store=Path(config.adapter_store),
         base_names=_base_names(loaded),
         device_bytes=device_bytes,
-        eviction=_eviction(config),
+        eviction=eviction_policy(config),
         added_tokens={token.content: number for number, token in added_tokens.items()},
     )
 
@@ -229,67 +224,13 @@ def _rehearse(
     if loaded.device.type != "cuda":
         return None
     torch.cuda.empty_cache()  # what torch keeps of freed weights is free, too
-    pool = BlockPool(2, eviction=_eviction(config), restore_cost=cost_per_token)
-    kv, cache, attention = _kv(config, loaded, probe, kernels, groups, pool)
-    cache.copy([BlockCopy(source=0, target=1)])
-    forward = _forward(config, loaded, attention, context)
+    without_swap = msgspec.structs.replace(config, swap_memory=0, swap_disk=0)
+    kv = build_kv(without_swap, loaded, probe, kernels, groups, num_blocks=2)
+    kv.cache.copy([BlockCopy(source=0, target=1)])
+    forward = _forward(config, loaded, kv.attention, context)
     limits = _limits(config, loaded)
     rehearse(forward, Sampler(kernels), loaded, limits, len(groups), config.block_size)
-    return record_steps(config, forward, kv, kernels, sizes=(config.max_num_seqs,))
-
-
-def _pool(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    probe: AttentionProbe,
-    groups: list[KVGroup],
-    reserved: int,
-) -> BlockPool:
-    """As many blocks as there is memory for; `reserved`: bytes of what is free now that they must
-    leave.
-
-    Raises:
-        ConfigRefused: one sequence of the maximum length does not fit.
-    """
-    if loaded.device.type == "cuda" and config.swap_memory != 0:
-        reserved += STAGED_ON_DEVICE
-    layers = list(probe.layers.values())
-    memory = KVMemory.of(layers, groups, config.block_size, kv_format_of(loaded.dtype))
-    num_blocks = memory.num_blocks(
-        config.kv_cache_memory or free_memory(loaded.device, reserved),
-        loaded.max_model_len,
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-    )
-    return BlockPool(num_blocks, eviction=_eviction(config), restore_cost=cost_per_token)
-
-
-def _kv(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    probe: AttentionProbe,
-    kernels: Kernels,
-    groups: list[KVGroup],
-    pool: BlockPool,
-) -> tuple[KVCacheManager, KVCache, AttentionContext]:
-    """Block tables over the pool, the memory behind it, and our attention reading from that."""
-    layout = KVLayout(
-        groups, config.block_size, loaded.max_model_len, chunk=config.max_num_batched_tokens
-    )
-    kv_format = kv_format_of(loaded.dtype)
-    layers, num_blocks = list(probe.layers.values()), len(pool.blocks)
-    cache = KVCache(layers, layout, kv_format, num_blocks, loaded.device, kernels)
-    attention = AttentionContext()
-    install_attention(probe, groups, cache, attention)
-    scope = BlockKeyScope(kv_format=kv_format.identity, model_revision=loaded.revision)
-    kv = KVCacheManager(pool, layout, scope)
-    return kv, cache, attention
-
-
-def _eviction(config: EngineConfig) -> EvictionPolicy:
-    if config.eviction == "lru":
-        return LRUEviction()
-    return CostAwareEviction(config.eviction_half_life)
+    return record_steps(config, forward, kv.manager, kernels, sizes=(config.max_num_seqs,))
 
 
 def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:

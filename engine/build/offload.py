@@ -3,23 +3,25 @@
 import hashlib
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused
-from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.keys import BlockKeyScope
+from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.metering import Metering
 from loraplex.engine.kv.offload.costs import SwapCosts
 from loraplex.engine.kv.offload.disk_tier import DiskTier
 from loraplex.engine.kv.offload.manager import SwapManager
 from loraplex.engine.kv.offload.segment import SwapIdentity
 from loraplex.engine.kv.recompute_cost import RecomputeCost
-from loraplex.engine.kv.tiers import Transfers
-from loraplex.engine.model.loader import LoadedModel
+from loraplex.engine.kv.tiers import LowerTiers, Transfers
 from loraplex.engine.step import BlockMoves
 from loraplex.engine.worker.host_arena import HostArena
-from loraplex.engine.worker.kv_cache import BlockStorage, kv_format_of
+from loraplex.engine.worker.kv_cache import BlockStorage, KVCache
 from loraplex.engine.worker.kv_memory import free_memory
 from loraplex.engine.worker.transfers import CudaTransfers, HostTransfers
 
@@ -31,44 +33,53 @@ _MEASURED = 256  # blocks
 logger = logging.getLogger(__name__)
 
 
-def add_lower_tiers(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    kv: KVCacheManager,
-    device: BlockStorage,
-    recompute: RecomputeCost,
-) -> Transfers | None:
-    """Puts the configured tiers below the KV manager's blocks, whose memory is `device`.
+@dataclass(frozen=True)
+class Offload:
+    tiers: LowerTiers
+    transfers: Transfers | None = None  # that move the blocks; None where nothing is swapped
 
-    Returns:
-        what moves the blocks, or None where nothing is swapped.
+
+def build_offload(
+    config: EngineConfig,
+    layout: KVLayout,
+    scope: BlockKeyScope,
+    cache: KVCache,
+    recompute: RecomputeCost,
+    metering: Metering,
+) -> Offload:
+    """The configured tiers below the blocks of `cache`, none of which is in use yet.
 
     Raises:
         ConfigRefused: the host memory that was asked for is not to be had.
     """
-    num_slots = _host_bytes(config, loaded.device) // device.bytes_per_block
-    if num_slots == 0:
-        return None
-    on_cuda = loaded.device.type == "cuda"
+    device = cache.storage
+    num_slots = _host_bytes(config, device.device) // device.bytes_per_block
+    arena = _arena(config, device, num_slots) if num_slots else None
+    if arena is None:
+        return Offload(LowerTiers())
+    kind = CudaTransfers if device.device.type == "cuda" else HostTransfers
+    transfers = kind(device, arena.storage)
+    rate = _copy_rate(transfers, device, num_slots)
+    tokens_per_block = layout.block_size / len(layout.groups)
+    costs = SwapCosts(recompute, device.bytes_per_block, tokens_per_block, rate)
+    disk = None
+    if config.swap_disk:
+        folder = Path(config.adapter_store).parent / "swap"
+        disk = DiskTier(folder, config.swap_disk, _identity(layout, scope, device))
+    return Offload(SwapManager(transfers, arena, costs, metering, disk=disk), transfers)
+
+
+def _arena(config: EngineConfig, device: BlockStorage, num_slots: int) -> HostArena | None:
+    """Host memory for so many blocks; None where none is to be had and none was asked for."""
+    dtype, on_cuda = device.rows[0].dtype, device.device.type == "cuda"
     try:
-        arena = HostArena(num_slots, device.widths, loaded.dtype, pinned=on_cuda)
-        transfers = (CudaTransfers if on_cuda else HostTransfers)(device, arena.storage)
-    except (RuntimeError, OSError) as error:  # torch refuses with the one, the system with both
+        return HostArena(num_slots, device.widths, dtype, pinned=on_cuda)
+    except (RuntimeError, OSError) as error:  # CUDA refuses with the one, mmap with the other
         reason = f"no {num_slots * device.bytes_per_block:,} bytes of host memory: {error}"
         if config.swap_memory is not None:
             raise ConfigRefused(f"swap_memory: {reason}") from error
         logger.warning("nothing is swapped: %s", reason)
         return None
-    rate = _copy_rate(transfers, device, num_slots)
-    tokens_per_block = kv.block_size / len(kv.groups)
-    costs = SwapCosts(recompute, device.bytes_per_block, tokens_per_block, rate)
-    disk = None
-    if config.swap_disk:
-        folder = Path(config.adapter_store).parent / "swap"
-        disk = DiskTier(folder, config.swap_disk, _identity(config, loaded, kv, device))
-    kv.tiers = swap = SwapManager(transfers, arena, costs, kv.pool.metering, disk=disk)
-    kv.pool.on_evict = swap.keep
-    return transfers
 
 
 def _host_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -78,15 +89,15 @@ def _host_bytes(config: EngineConfig, device: torch.device) -> int:
     return min(usual, int(FREE_SHARE * free_memory(torch.device("cpu"))))
 
 
-def _identity(
-    config: EngineConfig, loaded: LoadedModel, kv: KVCacheManager, device: BlockStorage
-) -> SwapIdentity:
-    layout = repr(kv.groups) + repr(device.widths)
+def _identity(layout: KVLayout, scope: BlockKeyScope, device: BlockStorage) -> SwapIdentity:
+    places = repr(layout.groups) + repr(device.widths)
     return SwapIdentity(
-        kv_format=kv_format_of(loaded.dtype).identity,
-        model_revision=f"{loaded.revision} with quantization {config.quantization}",
-        layout=hashlib.sha256(layout.encode()).hexdigest(),
-        block_size=kv.block_size,
+        kv_format=scope.kv_format,
+        model_revision=scope.model_revision,
+        quantization=scope.quantization,
+        numerics=scope.numerics,
+        layout=hashlib.sha256(places.encode()).hexdigest(),
+        block_size=layout.block_size,
         block_bytes=device.bytes_per_block,
     )
 

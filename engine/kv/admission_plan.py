@@ -40,15 +40,22 @@ class AdmissionPlanner:
     """Looks a sequence up in every tier, and counts what it still needs."""
 
     def __init__(
-        self, lookup: PrefixLookup, keys: PrefixKeys, layout: KVLayout, demand: BlockDemand
+        self,
+        lookup: PrefixLookup,
+        keys: PrefixKeys,
+        layout: KVLayout,
+        demand: BlockDemand,
+        tiers: LowerTiers,
     ) -> None:
         self._lookup = lookup
         self._keys = keys
         self._layout = layout
         self._demand = demand
+        self._tiers = tiers
 
-    def plan(self, sequence: Sequence, tiers: LowerTiers) -> AdmissionPlan:
-        cached = self._trim(sequence, self._find_cached(sequence, tiers))
+    def plan(self, sequence: Sequence) -> AdmissionPlan:
+        """Nothing is taken; only blocks on disk that are worth waiting for start to come."""
+        cached = self._trim(sequence, self._find_cached(sequence))
         return AdmissionPlan(
             sequence=sequence,
             cached=cached,
@@ -57,9 +64,10 @@ class AdmissionPlanner:
             is_awaited=bool(cached.awaited),
         )
 
-    def _find_cached(self, sequence: Sequence, tiers: LowerTiers) -> CachedPrefix:
+    def _find_cached(self, sequence: Sequence) -> CachedPrefix:
         """The longest cached beginning of a sequence, in whatever tier. Where some of it is
         `awaited`, the sequence should wait for that."""
+        tiers = self._tiers
         anywhere = self._lookup.find(sequence, tiers.find)
         awaited = anywhere.awaited
         if not awaited:

@@ -43,18 +43,20 @@ class BlockPool:
         eviction: EvictionPolicy | None = None,
         metering: Metering | None = None,
         restore_cost: Callable[[int], float] = lambda num_tokens: 1.0,
+        on_evict: Callable[[KVCacheBlock], None] = lambda block: None,
     ) -> None:
         """
         Args:
             num_blocks: with the null block, which the caller has memory for too.
             eviction: ranks cached blocks; None: the least recently used leaves first.
             restore_cost: what it costs to get a token of a prefix so long back, in any unit.
+            on_evict: called with a block whose content may still be of use, before it is forgotten.
         """
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
         self.budgets = Budgets(num_blocks - 1)
         self.metering = metering or Metering()
-        self.on_evict: Callable[[KVCacheBlock], None] | None = None  # before content is forgotten
+        self._on_evict = on_evict
         self._blank = deque(range(1, num_blocks))
         self._idle = IdleBlocks()
         self._num_cached = 0
@@ -218,8 +220,8 @@ class BlockPool:
         if block_id is None:
             raise RuntimeError("the budgets promised a block that is not there")
         block = self.blocks[block_id]
-        if self.on_evict is not None and cause is not EvictionCause.RETIRED:
-            self.on_evict(block)
+        if cause is not EvictionCause.RETIRED:
+            self._on_evict(block)
         self.metering.note_eviction(block.account, cause)
         payer = self.budgets.of(block.account)
         self._num_cached -= 1

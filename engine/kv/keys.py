@@ -19,8 +19,10 @@ PUBLIC = None  # the namespace of blocks that everybody may share; no tenant's c
 class BlockKeyScope:
     """What all blocks of one engine have in common."""
 
-    kv_format: str  # dtype and layout of the stored keys and values
-    model_revision: str
+    kv_format: str  # identity of the `KVFormat`
+    model_revision: str  # digest of the checkpoint
+    quantization: str  # of the base model's weights
+    numerics: str  # kernels, libraries and processor: whatever else can change a bit
 
     def key(
         self,
@@ -53,8 +55,13 @@ class BlockKeyScope:
 
     @cached_property
     def _constant(self) -> bytes:
-        kv_format, revision = self.kv_format.encode(), self.model_revision.encode()
-        return _frame(b"format", kv_format) + _frame(b"model", revision)
+        fields = (
+            (b"format", self.kv_format),
+            (b"model", self.model_revision),
+            (b"quantization", self.quantization),
+            (b"numerics", self.numerics),
+        )
+        return b"".join(_frame(tag, value.encode()) for tag, value in fields)
 
 
 def _frame(tag: bytes, value: bytes) -> bytes:

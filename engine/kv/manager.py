@@ -26,7 +26,14 @@ class KVCacheManager:
     (`take_copies`), so no sequence can change what another sees.
     """
 
-    def __init__(self, pool: BlockPool, layout: KVLayout, scope: BlockKeyScope) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        layout: KVLayout,
+        scope: BlockKeyScope,
+        tiers: LowerTiers | None = None,
+    ) -> None:
+        """`tiers`: that take what the pool evicts; None: what is evicted is gone."""
         groups, block_size = layout.groups, layout.block_size
         self.pool = pool
         self.layout = layout
@@ -34,12 +41,12 @@ class KVCacheManager:
         self.block_size = block_size
         self.max_blocks = layout.max_blocks
         self.num_copied_blocks = 0
-        self.tiers = LowerTiers()  # of what is evicted; another may be put here before the start
+        self.tiers = tiers or LowerTiers()
         self.prompts = BasePrompts(scope, block_size)
         self._keys = PrefixKeys(scope, block_size, groups, self.prompts)
         self._demand = BlockDemand(layout, pool.budgets)
         lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
-        self._planner = AdmissionPlanner(lookup, self._keys, layout, self._demand)
+        self._planner = AdmissionPlanner(lookup, self._keys, layout, self._demand, self.tiers)
         self._tables: dict[int, BlockTable] = {}
         self._used_tokens: dict[int, int] = {}
         self._copies: list[BlockCopy] = []
@@ -47,7 +54,7 @@ class KVCacheManager:
     def plan(self, sequence: Sequence) -> AdmissionPlan:
         """What it takes to let a waiting sequence run. Nothing is taken; only blocks on disk that
         are worth waiting for start to come."""
-        return self._planner.plan(sequence, self.tiers)
+        return self._planner.plan(sequence)
 
     def commit(self, plan: AdmissionPlan, num_new_tokens: int) -> list[bytes]:
         """Opens the table of a sequence that was admitted: it starts with the cached prefix, and

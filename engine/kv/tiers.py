@@ -70,6 +70,9 @@ class LowerTiers:
     def begin_step(self) -> None:
         """Takes in what the last step's copies and the disk have brought."""
 
+    def keep(self, block: KVCacheBlock) -> None:
+        """Takes in a block of the pool that is about to be overwritten, if that is worth it."""
+
     def find(self, key: BlockKey, token_ids: tuple[int, ...]) -> TierBlock | None:
         """The block with this content in whatever tier, also if it is only on its way."""
         return None

@@ -26,6 +26,10 @@ class BlockStorage:
         return len(self.rows[0])
 
     @property
+    def device(self) -> torch.device:
+        return self.rows[0].device
+
+    @property
     def widths(self) -> list[int]:
         """Numbers that a block takes in each tensor."""
         return [row.shape[1] for row in self.rows]

@@ -78,6 +78,15 @@ def native() -> ctypes.CDLL:
     return load(choose_target(cpu_flags()), cache_folder())
 
 
+def build_name() -> str:
+    """Names the library of `native`: the kind of CPU, and a digest of sources, flags and compiler.
+
+    Raises:
+        NativeUnavailable: saying why there is none.
+    """
+    return Path(native()._name).stem
+
+
 def load(target: Target, folder: Path) -> ctypes.CDLL:
     """Loads the library for one kind of CPU, compiling it where the folder does not have it.
 

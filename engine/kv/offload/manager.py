@@ -91,7 +91,7 @@ class SwapManager(LowerTiers):
             self.disk.collect()
 
     def keep(self, block: KVCacheBlock) -> None:
-        """Takes in a block of the pool that is about to be overwritten, if that is worth it."""
+        """As `LowerTiers.keep`."""
         if block.key is None:
             return
         unread = self._fetches.pop(block.block_id, None)

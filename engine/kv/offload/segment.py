@@ -27,8 +27,10 @@ _MAX_HEADER = 1 << 28  # bytes
 class SwapIdentity(msgspec.Struct, frozen=True):
     """What blocks must have in common to be of use to each other's engine."""
 
-    kv_format: str  # number format of the stored keys and values
+    kv_format: str  # these four: as in a `BlockKeyScope`
     model_revision: str
+    quantization: str
+    numerics: str
     layout: str  # which layers a block of each group holds, and where
     block_size: int  # tokens
     block_bytes: int

@@ -26,6 +26,7 @@ FULL_AND_SLIDING = [
 FULL = [KVGroup((0,), FullAttention())]
 TOKENIZER = word_tokenizer()
 MAX_MODEL_LEN = 128
+SCOPE = BlockKeyScope(kv_format="float32", model_revision="1", quantization="none", numerics="1")
 
 
 def adapter_ref(name: str, tenant: str = "tenant") -> AdapterRef:
@@ -37,13 +38,12 @@ def kv_manager(
     num_blocks: int,
     block_size: int = 4,
     groups: list[KVGroup] | None = None,
-    kv_format: str = "float32",
-    revision: str = "1",
     chunk: int = MAX_MODEL_LEN,
+    scope: BlockKeyScope = SCOPE,
 ) -> KVCacheManager:
     """A manager of `num_blocks` blocks, the null block apart; `chunk`: tokens of one step."""
     layout = KVLayout(groups or FULL, block_size, MAX_MODEL_LEN, chunk)
-    return KVCacheManager(BlockPool(num_blocks + 1), layout, BlockKeyScope(kv_format, revision))
+    return KVCacheManager(BlockPool(num_blocks + 1), layout, scope)
 
 
 def sequence_of(

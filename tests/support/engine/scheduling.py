@@ -13,6 +13,7 @@ from support.models.word_tokenizer import EOS
 from loraplex.engine.kv.block_pool import KVCacheBlock
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import (
     BasePromptRef,
     FinishReason,
@@ -109,9 +110,10 @@ class SchedulerHarness:
         setup: Setup | None = None,
         clock: Callable[[], float] | None = None,
         policy: SchedulingPolicy | None = None,
+        kv: KVCacheManager | None = None,
     ) -> None:
         self.setup = setup or Setup()
-        self.kv = kv_manager(
+        self.kv = kv or kv_manager(
             self.setup.num_blocks,
             self.setup.block_size,
             self.setup.groups,

@@ -5,16 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from support.engine.kv import MAX_MODEL_LEN, SCOPE
 from support.engine.scheduling import SchedulerHarness, Setup
-from support.models.toy_model import ToyModel
+from support.models.toy_model import ToyModel, toy_cells
 
+from loraplex.engine.kv.block_pool import BlockPool
+from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.metering import Metering
 from loraplex.engine.kv.offload.costs import SwapCosts
 from loraplex.engine.kv.offload.disk_tier import DiskTier
 from loraplex.engine.kv.offload.manager import SwapManager
 from loraplex.engine.kv.offload.segment import SwapIdentity
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 from loraplex.engine.worker.host_arena import HostArena
+from loraplex.engine.worker.kv_cache import BlockStorage
 from loraplex.engine.worker.transfers import HostTransfers
+from loraplex.kernels.dispatch import NAIVE
 
 
 class SwappingHarness(SchedulerHarness):
@@ -30,15 +37,17 @@ class SwappingHarness(SchedulerHarness):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`folder`: of the disk tier; None: there is none."""
-        super().__init__(setup)
-        assert isinstance(self.model, ToyModel)
-        device, self.recompute = self.model.storage, RecomputeCost()
+        setup = setup or Setup()
+        size, self.recompute, metering = setup.block_size, RecomputeCost(), Metering()
+        cells = toy_cells(setup.num_blocks + 1, size)
+        device = BlockStorage([torch.from_numpy(cells)], NAIVE)
         arena = HostArena(num_host_slots, device.widths, torch.int64, pinned=False)
-        self.transfers = self.model.transfers = HostTransfers(device, arena.storage)
-        size = self.kv.block_size
+        self.transfers = HostTransfers(device, arena.storage)
         identity = SwapIdentity(
             kv_format="toy",
             model_revision="1",
+            quantization="none",
+            numerics="1",
             layout="toy",
             block_size=size,
             block_bytes=device.bytes_per_block,
@@ -47,12 +56,15 @@ class SwappingHarness(SchedulerHarness):
             self.transfers,
             arena,
             SwapCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
-            self.kv.pool.metering,
+            metering,
             disk=None if folder is None else DiskTier(folder, disk_bytes, identity, clock),
             clock=clock,
         )
-        self.kv.tiers = self.swap
-        self.kv.pool.on_evict = self.swap.keep
+        pool = BlockPool(setup.num_blocks + 1, metering=metering, on_evict=self.swap.keep)
+        layout = KVLayout(setup.groups, size, MAX_MODEL_LEN, setup.max_num_batched_tokens)
+        super().__init__(setup, kv=KVCacheManager(pool, layout, SCOPE, self.swap))
+        assert isinstance(self.model, ToyModel)
+        self.model.swap(cells, self.transfers)
 
     def close(self) -> None:
         self.swap.close()

@@ -6,6 +6,7 @@ from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from support.engine.adapter_slots import NamedSlots
 from support.models.word_tokenizer import VOCAB_SIZE
 
@@ -15,14 +16,17 @@ from loraplex.engine.kv.tiers import Transfers
 from loraplex.engine.sequence import Output, Sequence
 from loraplex.engine.step import StepInput, StepOutput
 from loraplex.engine.worker.input_batch import InputBatch
-from loraplex.engine.worker.kv_cache import BlockStorage
 from loraplex.engine.worker.sampler import Sampler
-from loraplex.kernels.dispatch import NAIVE
 
 CPU = torch.device("cpu")
 MARK_BITS = 8
 MAX_MARK = (1 << MARK_BITS) - 1
 PROMPT_MARK = 0  # of base prompts
+
+
+def toy_cells(num_blocks: int, block_size: int) -> NDArray[np.int64]:
+    """The memory of a model, full of what nobody wrote."""
+    return np.random.default_rng(0).integers(1 << 60, size=(num_blocks, block_size))
 
 
 class ToyModel:
@@ -45,10 +49,8 @@ class ToyModel:
         """`running`: those that a step may compute; the model looks who may read what."""
         self._kv = kv
         self._running = running
-        self._cells = np.random.default_rng(0).integers(
-            1 << 60, size=(len(kv.pool.blocks), kv.block_size)
-        )
-        self.transfers: Transfers | None = None  # between tiers, if there are any
+        self._cells = toy_cells(len(kv.pool.blocks), kv.block_size)
+        self._transfers: Transfers | None = None  # between tiers, if there are any
         self._marks: dict[str, int] = {}
         self._published: set[tuple[int, ...]] = set()  # base prompts, retired ones too
         self._groups = sorted(enumerate(kv.groups), key=lambda item: max(item[1].layers))
@@ -60,17 +62,16 @@ class ToyModel:
         whose each mark is, and what was published."""
         self._marks, self._published = earlier._marks, earlier._published
 
-    @property
-    def storage(self) -> BlockStorage:
-        """The same numbers, as memory that can be swapped."""
-        return BlockStorage([torch.from_numpy(self._cells)], NAIVE)
+    def swap(self, cells: NDArray[np.int64], transfers: Transfers) -> None:
+        """Keeps its numbers where `transfers` moves them from and to."""
+        self._cells, self._transfers = cells, transfers
 
     def execute(self, step: StepInput) -> StepOutput:
         self._published.update(prompt.token_ids for prompt in self._kv.prompts)
         for load in step.adapter_loads:
             self._slots.place(load)
-        if self.transfers is not None:
-            self.transfers.move(step.moves)
+        if self._transfers is not None:
+            self._transfers.move(step.moves)
         for copy in step.copies:
             self._cells[copy.target] = self._cells[copy.source]
         if not step.seq_ids:

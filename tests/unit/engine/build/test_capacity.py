@@ -56,7 +56,7 @@ def test_the_engine_leaves_its_adapters_their_memory(
 ) -> None:
     folder = write_checkpoint(tmp_path / "m", "llama")
     monkeypatch.setattr(
-        "loraplex.engine.build.engine.free_memory", lambda device, reserved: (1 << 19) - reserved
+        "loraplex.engine.build.kv.free_memory", lambda device, reserved: (1 << 19) - reserved
     )
 
     blocks = []

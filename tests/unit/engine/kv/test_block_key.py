@@ -11,6 +11,8 @@ from loraplex.engine.kv.keys import BASE, PUBLIC, BlockKeyScope
 FIELDS: dict[str, Any] = {
     "kv_format": "torch.float32",
     "model_revision": "revision-1",
+    "quantization": "none",
+    "numerics": "kernels-1",
     "parent": b"p" * 32,
     "token_ids": (1, 2, 3, 4),
     "namespace": "tenant-1",
@@ -20,7 +22,8 @@ FIELDS: dict[str, Any] = {
 
 def key_of(**changed: Any) -> bytes:
     fields = FIELDS | changed
-    scope = BlockKeyScope(fields.pop("kv_format"), fields.pop("model_revision"))
+    constants = ("kv_format", "model_revision", "quantization", "numerics")
+    scope = BlockKeyScope(*(fields.pop(name) for name in constants))
     return scope.key(**fields)
 
 
@@ -33,6 +36,8 @@ def test_the_same_content_has_the_same_key() -> None:
     [
         ("kv_format", "torch.bfloat16"),
         ("model_revision", "revision-2"),
+        ("quantization", "int8"),
+        ("numerics", "kernels-2"),
         ("parent", None),
         ("parent", b"q" * 32),
         ("token_ids", (1, 2, 3, 5)),
@@ -84,6 +89,8 @@ contents = st.fixed_dictionaries(
     {
         "kv_format": st.text("ab", max_size=2),
         "model_revision": st.text("ab", max_size=2),
+        "quantization": st.text("ab", max_size=2),
+        "numerics": st.text("ab", max_size=2),
         "parent": st.one_of(st.none(), st.binary(min_size=32, max_size=32)),
         "token_ids": st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
         "namespace": st.text("ab\x00", max_size=2),

@@ -252,10 +252,9 @@ def test_another_account_can_take_a_block_over() -> None:
 
 
 def test_retired_content_makes_room_without_being_kept_elsewhere() -> None:
-    pool = pool_of(4)
-    cache(pool, "tenant", 2)
     kept: list[int] = []
-    pool.on_evict = lambda block: kept.append(block.block_id)
+    pool = BlockPool(4 + 1, on_evict=lambda block: kept.append(block.block_id))
+    cache(pool, "tenant", 2)
 
     pool.retire(pool.blocks)
 
@@ -263,10 +262,11 @@ def test_retired_content_makes_room_without_being_kept_elsewhere() -> None:
 
 
 def test_who_listens_sees_a_block_before_its_content_is_forgotten() -> None:
-    pool = pool_of(1)
-    cache(pool, "tenant", 1)
     seen: list[tuple[object, ...]] = []
-    pool.on_evict = lambda block: seen.append((block.key, block.token_ids, block.account))
+    pool = BlockPool(
+        1 + 1, on_evict=lambda block: seen.append((block.key, block.token_ids, block.account))
+    )
+    cache(pool, "tenant", 1)
 
     pool.allocate("other")
 

@@ -20,8 +20,7 @@ FLOORS, CEILINGS = st.integers(0, 6), st.none() | st.integers(0, 12)
 class BudgetsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS + 1)
-        self.pool.on_evict = self.note_eviction
+        self.pool = BlockPool(NUM_BLOCKS + 1, on_evict=self.note_eviction)
         self.held: list[tuple[KVCacheBlock, str]] = []  # one entry per holder
         self.needy: str | None = None  # who allocates right now
         self.num_keys = 0

@@ -1,12 +1,11 @@
 """Every ordered pair of identities: blocks are shared where all that they depend on is equal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product, takewhile
 
 import pytest
-from support.engine.kv import admit, compute, kv_manager, run_through, sequence_of
+from support.engine.kv import SCOPE, admit, compute, kv_manager, run_through, sequence_of
 
-from loraplex.engine.kv.keys import BlockKeyScope
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.sequence import Sequence
@@ -63,13 +62,13 @@ def test_a_hit_is_as_long_as_the_identities_are_equal(first: Identity, is_publis
 
 
 def hit(first: Identity, second: Identity, is_published: bool) -> int:
-    one = kv_manager(40, BLOCK, kv_format=first.kv_format)
+    one = kv_manager(40, BLOCK, scope=replace(SCOPE, kv_format=first.kv_format))
     if is_published:
         publish(one)
     run_through(one, first.sequence)
     if second.kv_format == first.kv_format:
         return run_through(one, second.sequence)
-    scope = BlockKeyScope(second.kv_format, "1")
+    scope = replace(SCOPE, kv_format=second.kv_format)
     return run_through(KVCacheManager(one.pool, one.layout, scope), second.sequence)
 
 

@@ -1,10 +1,11 @@
 """What is found again in the prefix cache, and what must never be."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
-from support.engine.kv import FULL, admit, compute, kv_manager, run_through, sequence_of
+from support.engine.kv import FULL, SCOPE, admit, compute, kv_manager, run_through, sequence_of
 
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.groups import KVGroup
@@ -139,9 +140,10 @@ def test_an_adapter_replaced_by_another_content_starts_cold_and_finds_its_own_ag
     assert found == [0, 0, 12, 12]
 
 
-@pytest.mark.parametrize("other", [{"kv_format": "bfloat16"}, {"revision": "2"}])
-def test_blocks_of_another_model_or_format_are_not_found(other: dict[str, str]) -> None:
-    old, new = kv_manager(20), kv_manager(20, **other)  # type: ignore[arg-type]
+@pytest.mark.parametrize("field", ["kv_format", "model_revision", "quantization", "numerics"])
+def test_blocks_of_another_model_format_or_numerics_are_not_found(field: str) -> None:
+    other = replace(SCOPE, **{field: "other"})
+    old, new = kv_manager(20), kv_manager(20, scope=other)
     run_through(old, sequence_of(PROMPT))
     new.pool = old.pool
 

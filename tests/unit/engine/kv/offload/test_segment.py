@@ -89,6 +89,8 @@ def test_a_file_truncated_while_it_is_in_use_gives_what_is_whole(segment: Path) 
     [
         {"kv_format": "bfloat16"},
         {"model_revision": "2"},
+        {"quantization": "int8"},
+        {"numerics": "2"},
         {"layout": "two groups"},
         {"block_size": 8},
         {"block_bytes": 128},
