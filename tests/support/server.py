@@ -114,7 +114,7 @@ class Server:
         while not (engines := self._engines()):
             assert time.monotonic() < deadline, "".join(self.log)
             time.sleep(0.01)
-        return engines[0]
+        return min(engines, key=lambda engine: engine.create_time())
 
     def _engines(self) -> list[psutil.Process]:
         """Chat templates run in children of the server too."""

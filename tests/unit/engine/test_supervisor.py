@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
 )
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.spare import wait_until_needed
 from loraplex.engine.supervisor import EngineSupervisor, RestartPolicy
 
 pytestmark = pytest.mark.anyio
@@ -298,6 +300,11 @@ async def test_an_engine_without_a_living_spare_is_replaced_all_the_same(tmp_pat
         await replace(client, supervisor)
 
         assert len(await collect(client, request())) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_spare_process_that_cannot_import_is_not_used() -> None:
+    assert not wait_until_needed(lambda: import_module("loraplex.nowhere"))
 
 
 async def test_a_spare_process_ends_with_its_supervisor(tmp_path: Path) -> None:
