@@ -23,7 +23,7 @@ from loraplex.kernels.linear import naive as linear_naive
 from loraplex.kernels.lora import cpu as lora_cpu
 from loraplex.kernels.lora import naive as lora_naive
 from loraplex.kernels.native.build import NativeUnavailable
-from loraplex.kernels.native.huge_pages import HugePages
+from loraplex.kernels.native.huge_pages import HugePageChunks, HugePages
 from loraplex.kernels.native.library import native
 from loraplex.kernels.rms_norm import cpu as rms_norm_cpu
 from loraplex.kernels.rms_norm import naive as rms_norm_naive
@@ -112,6 +112,7 @@ def _native(dtype: torch.dtype) -> Kernels:
     except NativeUnavailable as reason:
         logger.warning("no native kernels, running on plain torch, which is slower: %s", reason)
         return NAIVE
+    adapter_memory = HugePageChunks(lora_cpu.CHUNK)
     return Kernels(
         name="cpu",
         paged_attention=attention_cpu.paged_attention,
@@ -119,9 +120,11 @@ def _native(dtype: torch.dtype) -> Kernels:
         copy_blocks=kv_cache_cpu.copy_blocks,
         gather_blocks=kv_cache_cpu.gather_blocks,
         scatter_blocks=kv_cache_cpu.scatter_blocks,
-        lora_table=partial(lora_cpu.LoRATable, dtype=dtype),
+        lora_table=partial(lora_cpu.LoRATable, dtype=dtype, memory=adapter_memory),
         add_lora=lora_cpu.add_lora,
-        embedding_lora_table=partial(lora_cpu.EmbeddingLoRATable, dtype=dtype),
+        embedding_lora_table=partial(
+            lora_cpu.EmbeddingLoRATable, dtype=dtype, memory=adapter_memory
+        ),
         add_embedding_lora=lora_cpu.add_embedding_lora,
         rms_norm=rms_norm_cpu.rms_norm,
         rms_norm_rounding_first=rms_norm_cpu.rms_norm_rounding_first,

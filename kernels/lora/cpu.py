@@ -19,7 +19,7 @@ from loraplex.kernels.native.panels import panels_shape
 _LINE = 64  # bytes
 _RANK_BLOCK = 4  # rows of A that are multiplied at a time
 
-_memory = HugePageChunks(8 << 20)
+CHUNK = 8 << 20  # bytes of memory that weights are cut from
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,16 @@ class PackedOperand:
 
 
 class LoRATable:
-    """The adapters of one linear by slot, packed, all of one dtype."""
+    """The adapters of one linear by slot, packed, all of one dtype.
 
-    def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
+    Args:
+        memory: where the weights are put; the tables of one model share it.
+    """
+
+    def __init__(
+        self, num_slots: int, dtype: torch.dtype, memory: HugePageChunks | None = None
+    ) -> None:
+        self._memory = memory or HugePageChunks(CHUNK)
         self._packed: list[PackedOperand | None] = [None] * num_slots
         self.addresses = torch.zeros(num_slots, dtype=torch.int64)  # of descriptions; 0: empty
         self.dtype = dtype  # of the weights; a launch may be recorded before there are some
@@ -47,7 +54,7 @@ class LoRATable:
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
         ranks, depth = operand.a.shape
         size = _padded(ranks, _RANK_BLOCK) * _padded(depth, _LINE // self.dtype.itemsize)
-        packed = _with_ways_up(operand, size, depth)
+        packed = _with_ways_up(operand, size, depth, self._memory)
         _pack("down", operand.a, packed.weights)
         return packed
 
@@ -56,25 +63,28 @@ class EmbeddingLoRATable(LoRATable):
     """The adapters of one embedding by slot, packed, all of one dtype."""
 
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
-        packed = _with_ways_up(operand, operand.a.numel(), 1)
+        packed = _with_ways_up(operand, operand.a.numel(), 1, self._memory)
         by_token = operand.a.t()
         packed.weights[: by_token.numel()].view(by_token.shape).copy_(by_token)
         return packed
 
 
-def _with_ways_up(operand: LoRAOperand, size_of_a: int, depth: int) -> PackedOperand:
+def _with_ways_up(
+    operand: LoRAOperand, size_of_a: int, depth: int, memory: HugePageChunks
+) -> PackedOperand:
     """The slices packed, behind room for A; all of one dtype, float32 or bfloat16.
 
     Args:
         size_of_a: in numbers, when it is packed.
         depth: how many numbers of A a row meets for each rank.
+        memory: where they are put.
     """
     dtype = operand.a.dtype
     shapes = [panels_shape(part.b.shape[0], part.b.shape[1], dtype) for part in operand.slices]
     sizes = [size_of_a, *map(math.prod, shapes)]
     line = _LINE // dtype.itemsize
     starts = list(accumulate((_padded(size, line) for size in sizes), initial=0))
-    weights = _memory.empty(starts[-1], dtype=dtype)
+    weights = memory.empty(starts[-1], dtype=dtype)
     scales = array("f")
     for start, (_, b, scaling) in zip(starts[1:], operand.slices, strict=False):
         _pack("up", b, weights[start:])

@@ -10,6 +10,7 @@ from support.threads import torch_threads
 
 from loraplex.kernels.lora import cpu, naive
 from loraplex.kernels.lora.batch import LoRABatch
+from loraplex.kernels.native.huge_pages import HugePageChunks
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -236,3 +237,24 @@ def test_a_slot_that_is_filled_again_takes_the_new_weights() -> None:
 
     run_segments(naive, want, x, [(torch.arange(2), second)])
     torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_takes_its_memory_from_where_it_is_told_and_from_nowhere_else() -> None:
+    class Counted(HugePageChunks):
+        def __init__(self) -> None:
+            super().__init__(1 << 16)
+            self.num_tensors = 0
+
+        def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+            self.num_tensors += 1
+            return super().empty(*shape, dtype=dtype)
+
+    memory = Counted()
+    weights = random_operand(8, [(0, 8, 4)])
+
+    cpu.LoRATable(1, torch.float32, memory).set(0, weights)
+    cpu.EmbeddingLoRATable(1, torch.float32, memory).set(0, weights)
+    cpu.LoRATable(1, torch.float32).set(0, weights)
+
+    assert memory.num_tensors == 2
+    assert [n for n, x in vars(cpu).items() if isinstance(x, HugePageChunks)] == []
