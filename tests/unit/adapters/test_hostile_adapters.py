@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -439,6 +440,45 @@ def test_nothing_of_a_refused_adapter_is_kept(base: Path, adapter: Path, tmp_pat
     kept = [path for path in (tmp_path / "store").rglob("*") if path.name != ".lock"]
     served.close()
     assert kept == [tmp_path / "store" / "staging"]
+
+
+def many_tensors(folder: Path) -> None:
+    tensor = entry("F32", [0], 0, 0)
+    header(**{f"t{i}": tensor for i in range(200_000)})(folder)
+    data = (folder / WEIGHTS).read_bytes()
+    _write(folder, data[:-64])
+
+
+def a_large_config(folder: Path) -> None:
+    edit_config(folder, note=["x"] * (4 << 20))
+
+
+def many_faults(folder: Path) -> None:
+    edit_config(folder, rank_pattern={f"m{i}": 0 for i in range(70_000)})
+
+
+def a_costly_expression(folder: Path) -> None:
+    edit_config(folder, target_modules=r"((\w|\.)*)*!")
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (many_tensors, "and 199992 more"),
+        (a_large_config, "larger than"),
+        (many_faults, "and 69,950 more faults"),
+        (a_costly_expression, "too long or too much memory"),
+    ],
+)
+def test_what_is_costly_to_judge_costs_the_engines_process_nothing(
+    harm: Callable[[Path], None], reason: str, served: Served, adapter: Path
+) -> None:
+    harm(adapter)
+    start = time.process_time()
+    told = refused(served, adapter)
+    assert reason in told
+    assert time.process_time() - start < 0.4  # in this process it would be seconds
+    assert len(told) < 10_000
 
 
 def test_no_message_tells_a_path(served: Served, adapter: Path) -> None:
