@@ -16,6 +16,7 @@ from loraplex.engine.commands.stats import StepMetrics
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.idle_check import IdleCheck
+from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import (
     AbortRequest,
     EngineCommand,
@@ -65,9 +66,8 @@ class LLMEngine:
         self._adapters = AdapterDesk(parts.lora)
         self._check = IdleCheck(parts.scheduler.kv)
         self.info = _describe(config, parts)
-        self._base_prompts = BasePromptDesk(
-            parts.scheduler, parts.tokenizer, self.info.max_model_len, self.info.vocab_size
-        )
+        self._limits = ModelLimits.of(self.info)
+        self._base_prompts = BasePromptDesk(parts.scheduler, parts.tokenizer, self._limits)
 
     @classmethod
     def load(
@@ -133,10 +133,11 @@ class LLMEngine:
         """
         terms = self._adapters.terms(request.adapter)
         request, prompt = self._base_prompts.apply(request, terms.base_prompt)
-        self._refuse_impossible(request)
         if request.resume is None:  # else it had been accepted before
             self._refuse_too_many(request.tenant)
         sampling = request.sampling
+        self._limits.check_prompt(request.prompt_token_ids, param="prompt")
+        self._limits.check_sampling(sampling)
         sequence = Sequence(
             request,
             Detokenizer(
@@ -219,30 +220,6 @@ class LLMEngine:
     def close(self) -> None:
         self._adapters.close()
         self._scheduler.kv.tiers.close()
-
-    def _refuse_impossible(self, request: GenerateRequest) -> None:
-        length, limit = len(request.prompt_token_ids), self.info.max_model_len
-        if length == 0:
-            raise _invalid("the prompt has no tokens", "prompt")
-        if length >= limit:
-            raise RequestRejected(
-                FailureCode.CONTEXT_LENGTH_EXCEEDED,
-                f"The prompt has {length} tokens; this model's context of {limit} tokens, one of "
-                f"them to be generated, allows {limit - 1}.",
-                "prompt",
-            )
-        vocab_size = self.info.vocab_size
-        if max(request.prompt_token_ids) >= vocab_size or min(request.prompt_token_ids) < 0:
-            raise _invalid(f"token ids must be between 0 and {vocab_size - 1}", "prompt")
-        sampling = request.sampling
-        if sampling.n > self.info.max_num_seqs:
-            raise _invalid(f"n must be at most {self.info.max_num_seqs}, got {sampling.n}", "n")
-        named = [*(sampling.logit_bias or {}), *sampling.stop_token_ids]
-        if named and max(named) >= vocab_size:
-            raise _invalid(
-                f"logit_bias and stop_token_ids take token ids below {vocab_size}",
-                "logit_bias" if sampling.logit_bias else "stop_token_ids",
-            )
 
     def _refuse_too_many(self, tenant: str) -> None:
         """Those that run count, too: after a restart they come again and wait."""
@@ -331,10 +308,6 @@ class LLMEngine:
         if found is None:
             return None
         return [None if at is None else self._token_text.with_text(at) for at in found]
-
-
-def _invalid(message: str, param: str) -> RequestRejected:
-    return RequestRejected(FailureCode.INVALID_REQUEST, message, param)
 
 
 def _usage(sequence: Sequence) -> Usage:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 16  # of a caller's
+MAX_STOPS = 32  # with those of a chat template
 MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
@@ -88,8 +89,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         yield from self._bias_faults()
 
     def _stop_faults(self) -> Iterator[tuple[str, str]]:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            yield "stop", f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}"
+        if len(self.stop) > MAX_STOPS:
+            yield "stop", f"stop takes at most {MAX_STOPS} strings, got {len(self.stop)}"
         if any(not 0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
             yield "stop", f"each stop string must have 1 to {MAX_STOP_LENGTH} characters"
         if len(self.stop_token_ids) > MAX_TOKENS_NAMED:

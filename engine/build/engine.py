@@ -88,7 +88,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     adapter_memory = _adapter_memory(config, loaded, sites)
     lora = _lora(config, loaded, sites, adapter_memory, tokenizer)
     begin(2)
-    stops = StopChecker(loaded.eos_token_ids)
+    stops = StopChecker(loaded.eos_token_ids, loaded.vocab_size)
     groups = _groups(config, probe, lora)
     with gpu_faults_refused(config):
         rehearsed = _rehearse(config, loaded, probe, kernels, groups, context)

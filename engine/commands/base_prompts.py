@@ -10,6 +10,7 @@ from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.base_prompts import BasePrompt
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import blocks_at_peak
+from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import (
     BasePromptInfo,
     BasePromptPublished,
@@ -37,13 +38,11 @@ class BasePromptDesk:
     """Has base prompts computed by sequences of the operator's, and keeps them until the last
     request that uses them has ended."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, max_len: int, vocab_size: int):
-        """`max_len`: tokens that a sequence has at most."""
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, limits: ModelLimits) -> None:
         self._scheduler = scheduler
         self._prompts = scheduler.kv.prompts
         self._tokenizer = tokenizer
-        self._max_len = max_len
-        self._vocab_size = vocab_size
+        self._limits = limits
         self._publishing: list[tuple[str, BasePrompt]] = []
         self._retiring: list[tuple[str, BasePrompt]] = []
         self._num_saved_tokens = 0
@@ -61,7 +60,8 @@ class BasePromptDesk:
         ref = BasePromptRef(prompt_id=command.prompt_id, version=command.version)
         prompt = self._prompts.get(ref)
         if prompt is None:
-            self._refuse_impossible(command.token_ids)
+            self._limits.check_prompt(command.token_ids, what="base prompt", param="token_ids")
+            self._refuse_unaffordable(len(command.token_ids))
             sequence = self._sequence(command)
             prompt = self._prompts.add(ref, sequence)
             self._scheduler.add(sequence)
@@ -225,23 +225,9 @@ class BasePromptDesk:
             priority=FIRST_OF_ALL,
         )
         detokenizer = Detokenizer(self._tokenizer, [])
-        sequence = Sequence(request, detokenizer, seed=0, max_len=self._max_len)
+        sequence = Sequence(request, detokenizer, seed=0, max_len=self._limits.max_model_len)
         sequence.output = Output.KEEP
         return sequence
-
-    def _refuse_impossible(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise _invalid("the base prompt has no tokens")
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise _invalid(f"token ids must be between 0 and {self._vocab_size - 1}")
-        if len(token_ids) >= self._max_len:
-            raise RequestRejected(
-                FailureCode.CONTEXT_LENGTH_EXCEEDED,
-                f"The base prompt has {len(token_ids)} tokens; this model's context of "
-                f"{self._max_len} tokens leaves no room for more than {self._max_len - 1}.",
-                "token_ids",
-            )
-        self._refuse_unaffordable(len(token_ids))
 
     def _refuse_unaffordable(self, num_tokens: int) -> None:
         pool, chunk = self._scheduler.kv.pool, self._scheduler.limits.max_num_batched_tokens

@@ -1,19 +1,23 @@
 """StopChecker: whether a new token ends its sequence, and the text it adds."""
 
 from loraplex.engine.protocol import FinishReason
+from loraplex.engine.sampling_params import MAX_COUNT
 from loraplex.engine.sequence import Sequence
 
 
 class StopChecker:
     """Knows the model's end-of-sequence tokens; everything else is the sequence's own."""
 
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
-        self.eos_token_ids = eos_token_ids
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int = MAX_COUNT) -> None:
+        """`vocab_size`: tokens that have a logit; a tokenizer or a config may name more."""
+        self._vocab_size = vocab_size
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
 
     def ending_token_ids(self, sequence: Sequence) -> frozenset[int]:
         """The tokens that end this sequence, and must not be sampled before `min_tokens`."""
         eos = frozenset() if sequence.sampling.ignore_eos else self.eos_token_ids
-        return eos.union(sequence.sampling.stop_token_ids)
+        by_text = (token for token in sequence.detokenizer.stop_tokens if token < self._vocab_size)
+        return eos.union(sequence.sampling.stop_token_ids, by_text)
 
     def check(self, sequence: Sequence) -> str:
         """Looks at the sequence's last token, finishes the sequence if that ends it.
@@ -23,9 +27,11 @@ class StopChecker:
         """
         token = sequence.token_ids[-1]
         if token in self.ending_token_ids(sequence):
+            stop = sequence.detokenizer.stop_tokens.get(token)
             is_eos = token in self.eos_token_ids
-            sequence.finish(FinishReason.STOP, None if is_eos else token)
-            return sequence.detokenizer.flush()
+            sequence.finish(FinishReason.STOP, stop or (None if is_eos else token))
+            is_shown = stop is not None and sequence.sampling.include_stop_str_in_output
+            return sequence.detokenizer.flush() + (stop if stop and is_shown else "")
         sequence.detokenizer.add(token)
         if sequence.num_output_tokens >= sequence.sampling.min_tokens:
             stop = sequence.detokenizer.find_stop()

@@ -14,7 +14,8 @@ class Detokenizer:
 
     Text is held back while its last character is incomplete, and while its end could be the
     beginning of a stop string; `flush` gives what is still held. All deltas together are the
-    decoded output. The two-offset method is text-generation-inference's: decode a short window with
+    decoded output. `stop_tokens` are the stop strings that never become text, by token id. The
+    two-offset method is text-generation-inference's: decode a short window with
     and without the newest tokens, and give out the difference.
     """
 
@@ -30,6 +31,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._stop = stop
+        self.stop_tokens = self._hidden_stops()
         self._include_stop = include_stop
         self._ids = prompt_token_ids[-CONTEXT_TOKENS:]
         self._window_start, self._read = self._open_window()
@@ -111,6 +113,19 @@ class Detokenizer:
             if text.startswith(settled):
                 self._accept(settled, end)
                 return
+
+    def _hidden_stops(self) -> dict[int, str]:
+        """Stop strings that are special tokens, by id: left out of the text, they match nothing."""
+        if not self._skip_special_tokens:
+            return {}
+        named = {self._tokenizer.token_to_id(stop): stop for stop in self._stop}
+        return {
+            token: stop
+            for token, stop in named.items()
+            if token is not None
+            and self._tokenizer.decode([token], skip_special_tokens=False)
+            and not self._tokenizer.decode([token], skip_special_tokens=True)
+        }
 
     def _num_held_back(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""

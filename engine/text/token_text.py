@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from loraplex.engine.protocol import PositionLogprobs, TokenLogprob
 from loraplex.engine.step import Logprobs
 
+SPACE = "\u2581"  # as SentencePiece writes it
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -45,7 +46,8 @@ class TokenText:
         if piece is None:  # the model's vocabulary is padded beyond the tokenizer's
             return "", []
         text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
-        if piece.startswith("\u2581") and not text.startswith(" "):
+        num_spaces = len(piece) - len(piece.lstrip(SPACE))
+        if not text.startswith(" " * num_spaces):  # the decoder takes one from a text's start
             text = " " + text
         return text, self._bytes(piece, text)
 

@@ -20,6 +20,7 @@ from loraplex.engine.text.chat_template import (
 from loraplex.engine.text.encoding_bounds import EncodingBounds, characters_per_token
 from loraplex.engine.text.template_files import DEFAULT, read_json, read_templates
 from loraplex.engine.text.template_processes import TemplateProcesses
+from loraplex.engine.text.text_offsets import TextOffsets, offsets_in
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -41,6 +42,8 @@ class Tokenizer:
             name: content for name in SPECIAL_TOKENS if (content := _content(config.get(name)))
         }
         self._add_missing_tokens(config)
+        decoder = self._backend.get_added_tokens_decoder()
+        self._special = {token: added.content for token, added in decoder.items() if added.special}
         self._backend.no_truncation()
         self._backend.no_padding()
         self.templates = dict(templates) or {DEFAULT: DEFAULT_CHAT_TEMPLATE}
@@ -120,6 +123,21 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def special_in(self, text: str) -> str | None:
+        """The first special token that a text holds, if any."""
+        found = (self._special.get(token) for token in self.encode(text, False))
+        return next((content for content in found if content is not None), None)
+
+    def text_offsets(
+        self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True
+    ) -> TextOffsets:
+        """To follow the text that comes behind a prompt."""
+        return TextOffsets(self._backend, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    def offsets_in(self, token_ids: Sequence[int], text: str) -> list[int]:
+        """Where in their text tokens begin, in characters."""
+        return offsets_in(self._backend, token_ids, text)
 
     def render_chat(
         self,

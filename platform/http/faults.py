@@ -20,4 +20,5 @@ def fault_of(detail: ErrorDetails) -> Fault:
         return Fault(param, f"Unknown parameter: {param}")
     if kind == "missing":
         return Fault(param, f"Missing required parameter: {param}")
-    return Fault(param, f"{param}: {message}")
+    joint = " " if kind == "value_error" else ": "  # ours go on with the name, pydantic's do not
+    return Fault(param, f"{param}{joint}{message}")

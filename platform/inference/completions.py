@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec import UNSET, UnsetType
 
 from loraplex.engine.protocol import PositionLogprobs
+from loraplex.engine.text.text_offsets import TextOffsets
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.logprobs import completion_logprobs, prompt_logprobs
 from loraplex.platform.inference.responses import (
@@ -23,7 +24,8 @@ class CompletionRenderer:
         self._generation = generation
         self._usage: UnsetType | None = None if include_usage else UNSET
         self._echo = echo
-        self._offsets: dict[int, int] = {}  # characters that each choice's tokens have so far
+        self._offsets: dict[int, TextOffsets] = {}  # of each choice's tokens
+        self._started: set[int] = set()
         self._prompt_positions: dict[int, Positions] = {}  # of each prompt
 
     def whole(self, results: list[ChoiceResult], usage: Usage) -> Completion:
@@ -34,14 +36,14 @@ class CompletionRenderer:
         event = item.event
         if event.prompt_logprobs is not None:
             self._prompt_positions[item.prompt] = event.prompt_logprobs
-        is_first = item.choice not in self._offsets
-        self._offsets.setdefault(item.choice, 0)
-        text, positions = self._content(item.prompt, event.text, event.logprobs, is_first)
-        if text or positions or event.finish_reason:
+        is_echo = self._echo and item.choice not in self._started
+        self._started.add(item.choice)
+        text = (self._generation.prompts[item.prompt].text if is_echo else "") + event.text
+        if text or event.logprobs or event.finish_reason:
             choice = CompletionChoice(
                 index=item.choice,
                 text=text,
-                logprobs=self._logprobs(item.prompt, item.choice, positions),
+                logprobs=self._logprobs(item.prompt, item.choice, event.logprobs, is_echo),
                 finish_reason=event.finish_reason,
                 stop_reason=UNSET if event.finish_reason is None else event.stop_reason,
             )
@@ -53,37 +55,35 @@ class CompletionRenderer:
     def _whole_choice(self, index: int, result: ChoiceResult) -> CompletionChoice:
         if result.prompt_logprobs is not None:
             self._prompt_positions[result.prompt] = result.prompt_logprobs
-        text, positions = self._content(result.prompt, result.text, result.logprobs, True)
+        prompt_text = self._generation.prompts[result.prompt].text if self._echo else ""
         logprobs_of_prompt = prompt_logprobs(result.prompt_logprobs)
         return CompletionChoice(
             index=index,
-            text=text,
-            logprobs=self._logprobs(result.prompt, index, positions),
+            text=prompt_text + result.text,
+            logprobs=self._logprobs(result.prompt, index, result.logprobs, self._echo),
             finish_reason=result.finish_reason,
             stop_reason=result.stop_reason,
             prompt_logprobs=UNSET if logprobs_of_prompt is None else logprobs_of_prompt,
         )
 
-    def _content(
-        self, prompt: int, text: str, logprobs: list[PositionLogprobs] | None, is_first: bool
-    ) -> tuple[str, Positions | None]:
-        """Text and positions to show; with the prompt before a choice's first, if it is echoed."""
-        positions: Positions | None = None if logprobs is None else [*logprobs]
-        if not (self._echo and is_first):
-            return text, positions
-        if positions is not None:
-            positions = self._prompt_positions.get(prompt, []) + positions
-        return self._generation.prompts[prompt].text + text, positions
-
     def _logprobs(
-        self, prompt: int, choice: int, positions: Positions | None
+        self, prompt: int, choice: int, positions: list[PositionLogprobs] | None, is_echo: bool
     ) -> CompletionLogprobs | None:
+        """With the prompt's before a choice's first, where it is echoed."""
         if positions is None:
             return None
-        logprobs, self._offsets[choice] = completion_logprobs(
-            positions, self._generation.prompts[prompt], self._offsets.get(choice, 0)
+        source = self._generation.prompts[prompt]
+        follow = self._offsets.get(choice)
+        if follow is None:
+            follow = self._offsets[choice] = self._generation.tokenizer.text_offsets(
+                source.token_ids, self._generation.sampling.skip_special_tokens
+            )
+        start = len(source.text) if self._echo else 0
+        offsets = [start + follow.add(position.chosen.token_id) for position in positions]
+        before = self._prompt_positions.get(prompt, []) if is_echo else []
+        return completion_logprobs(
+            [*before, *positions], [*source.offsets[: len(before)], *offsets], source.first_token
         )
-        return logprobs
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from loraplex.engine.protocol import GenerateRequest, TokenEvent
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.engines.failover import Failover
 from loraplex.platform.inference.load import Load
 
@@ -15,6 +17,7 @@ class Prompt:
     token_ids: list[int]
     text: str
     first_token: str = ""  # the first token's text, where the prompt is to be echoed
+    offsets: tuple[int, ...] = ()  # of its tokens in the text, where log-probabilities are too
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,16 @@ class Generation:
     model: str
     prompts: list[Prompt]
     requests: list[GenerateRequest]  # one per prompt
+    tokenizer: Tokenizer
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The same for all prompts, `max_tokens` apart."""
+        return self.requests[0].sampling
 
     @property
     def choices_per_prompt(self) -> int:
-        return self.requests[0].sampling.n
+        return self.sampling.n
 
 
 class ChoiceEvent(NamedTuple):

@@ -1,11 +1,10 @@
 """Log-probabilities in OpenAI's two shapes and in vLLM's; always finite numbers."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loraplex.engine import protocol
-from loraplex.platform.inference.generation import Prompt
 from loraplex.platform.inference.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -23,9 +22,11 @@ def finite(logprob: float) -> float:
 
 def token_text(token: protocol.TokenLogprob) -> str:
     """The token's text; for a part of a character, its bytes in OpenAI's notation."""
-    if token.text or not token.bytes:
-        return token.text
-    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+    try:
+        bytes(token.bytes).decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
+    return token.text
 
 
 def chat_logprobs(positions: Iterable[protocol.PositionLogprobs]) -> ChatLogprobs:
@@ -46,29 +47,21 @@ def chat_logprobs(positions: Iterable[protocol.PositionLogprobs]) -> ChatLogprob
 
 
 def completion_logprobs(
-    positions: Iterable[protocol.PositionLogprobs | None], prompt: Prompt, offset: int
-) -> tuple[CompletionLogprobs, int]:
-    """The parallel lists of the older route, and the offset at which they end.
+    positions: Sequence[protocol.PositionLogprobs | None], offsets: Sequence[int], first_token: str
+) -> CompletionLogprobs:
+    """The parallel lists of the older route.
 
     Args:
         positions: None stands for the prompt's first token, which nothing predicts.
-        offset: how many characters the choice's tokens before these have.
+        offsets: where in the text each of the tokens begins.
     """
-    result = CompletionLogprobs([], [], [], [])
-    for position in positions:
-        result.text_offset.append(offset)
-        if position is None:
-            result.tokens.append(prompt.first_token)
-            result.token_logprobs.append(None)
-            result.top_logprobs.append(None)
-            is_shown = prompt.text.startswith(prompt.first_token)
-            offset += len(prompt.first_token) if is_shown else 0
-        else:
-            result.tokens.append(token_text(position.chosen))
-            result.token_logprobs.append(finite(position.chosen.logprob))
-            result.top_logprobs.append(_by_text(position))
-            offset += len(position.chosen.text)
-    return result, offset
+    chosen = [None if position is None else position.chosen for position in positions]
+    return CompletionLogprobs(
+        tokens=[first_token if token is None else token_text(token) for token in chosen],
+        token_logprobs=[None if token is None else finite(token.logprob) for token in chosen],
+        top_logprobs=[None if position is None else _by_text(position) for position in positions],
+        text_offset=list(offsets),
+    )
 
 
 def prompt_logprobs(
@@ -81,7 +74,7 @@ def prompt_logprobs(
 
 def _by_text(position: protocol.PositionLogprobs) -> dict[str, float]:
     best: dict[str, float] = {}
-    for token in (*position.top, position.chosen):
+    for token in (position.chosen, *position.top):
         text = token_text(token)
         best[text] = max(finite(token.logprob), best.get(text, LOWEST))
     return best
@@ -94,5 +87,5 @@ def _by_id(position: protocol.PositionLogprobs) -> dict[int, dict[str, Any]]:
             "rank": token.rank,
             "decoded_token": token.text,
         }
-        for token in (*position.top, position.chosen)
+        for token in (position.chosen, *position.top)
     }

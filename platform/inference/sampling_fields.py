@@ -2,31 +2,22 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic import field_validator as validates
 
-from loraplex.engine.sampling_params import RANGES, InvalidSamplingParams, SamplingParams
+from loraplex.engine.sampling_params import (
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_STRINGS,
+    RANGES,
+    InvalidSamplingParams,
+    SamplingParams,
+)
 from loraplex.platform.errors import Fault, InvalidRequest
+from loraplex.platform.inference.fields import Body, Ignored, Text, Within, check_text, only
 
-
-def only(*harmless: object) -> AfterValidator:
-    """For a parameter that is not supported: it may be left out, or say what is done anyway."""
-
-    def check(value: object) -> object:
-        if value is None or value in harmless:
-            return value
-        raise ValueError("this server does not support it; leave it out")
-
-    return AfterValidator(check)
-
-
-def check_text(text: str) -> str:
-    """JSON can spell half a surrogate pair, but no text holds one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must not hold a lone surrogate, which is no character") from None
-    return text
+LIMITS = {name: Within(low, high) for name, low, high in RANGES}
+MAX_PRIORITY = 1000
+MAX_DIGITS = 20  # of a token id in words
 
 
 def _as_texts(value: object) -> object:
@@ -41,9 +32,16 @@ def _as_texts(value: object) -> object:
 def _as_bias(value: object) -> object:
     if value is None:
         return None
-    if not isinstance(value, dict) or not all(key.isdecimal() for key in value):
+    if not isinstance(value, dict):
         raise ValueError("must map token ids to numbers")
+    wrong = next((key for key in value if not _is_token_id(key)), None)
+    if wrong is not None:
+        raise ValueError(f"must map token ids to numbers, got the key {str(wrong)[:40]!r}")
     return {int(key): bias for key, bias in value.items()}
+
+
+def _is_token_id(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_DIGITS
 
 
 def _as_token_ids(value: object) -> object:
@@ -54,50 +52,57 @@ def _as_token_ids(value: object) -> object:
     raise ValueError("must be a list of token ids")
 
 
-Ignored = Any  # says nothing about the tokens
-Text = Annotated[str, AfterValidator(check_text)]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts)]
-TokenIds = Annotated[tuple[int, ...], BeforeValidator(_as_token_ids)]
+def _as_stop(value: object) -> object:
+    texts = _as_texts(value)
+    if isinstance(texts, tuple) and len(texts) > MAX_STOP_STRINGS:
+        raise ValueError(f"takes at most {MAX_STOP_STRINGS} strings, got {len(texts)}")
+    return texts
+
+
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(_as_stop, json_schema_input_type=str | list[str])
+]
+TokenIds = Annotated[
+    tuple[int, ...], BeforeValidator(_as_token_ids, json_schema_input_type=list[int])
+]
 Bias = Annotated[dict[int, float] | None, BeforeValidator(_as_bias)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: Ignored = None
 
 
-class SamplingFields(BaseModel):
-    """A null is the same as leaving the parameter out."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
+class SamplingFields(Body):
     model: Text
-    stream: bool | None = False
+    stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = Field(None, gt=0, le=1)
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
+    n: Annotated[int | None, LIMITS["n"]] = None
+    max_tokens: Annotated[int | None, LIMITS["max_tokens"]] = None
+    temperature: Annotated[float | None, LIMITS["temperature"]] = None
+    top_p: Annotated[float | None, Within(0.0, 1.0, above=True)] = None
+    frequency_penalty: Annotated[float | None, LIMITS["frequency_penalty"]] = None
+    presence_penalty: Annotated[float | None, LIMITS["presence_penalty"]] = None
+    seed: Annotated[int | None, LIMITS["seed"]] = None
     logit_bias: Bias = None
     stop: Texts = ()
 
     # vLLM's own
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = Field(None, gt=0)
-    min_tokens: int | None = None
+    top_k: Annotated[int | None, LIMITS["top_k"]] = None
+    min_p: Annotated[float | None, LIMITS["min_p"]] = None
+    repetition_penalty: Annotated[float | None, Within(0.0, MAX_REPETITION_PENALTY, above=True)] = (
+        None
+    )
+    min_tokens: Annotated[int | None, LIMITS["min_tokens"]] = None
     stop_token_ids: TokenIds = ()
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int | None, LIMITS["prompt_logprobs"]] = None
     add_special_tokens: bool | None = None
-    priority: int | None = Field(None, ge=-1000, le=1000, description="Lower runs first")
+    priority: Annotated[int | None, Within(-MAX_PRIORITY, MAX_PRIORITY)] = Field(
+        None, description="Lower runs first"
+    )
 
     # Loraplex's own
     base_prompt: Text | None = Field(None, description="Name of a published prompt to begin with")
@@ -110,13 +115,12 @@ class SamplingFields(BaseModel):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
 
-    @validates(*(name for name, _, _ in RANGES if name != "logprobs"), check_fields=False)
-    @classmethod
-    def _is_in_range(cls, value: float | None, info: ValidationInfo) -> float | None:
-        low, high = next((low, high) for name, low, high in RANGES if name == info.field_name)
-        if value is None or low <= value <= high:
-            return value
-        raise ValueError(f"must be between {low} and {high}, got {value}")
+    # What asks for nothing, or for what is done anyway.
+    use_beam_search: Annotated[Any, only(False)] = None
+    length_penalty: Annotated[Any, only(1, 1.0)] = None
+    early_stopping: Annotated[Any, only(False)] = None
+    logits_processors: Annotated[Any, only([])] = None
+    spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
     @validates("stream_options")
     @classmethod

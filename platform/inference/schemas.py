@@ -2,18 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 from pydantic import field_validator as validates
 from typing_extensions import TypedDict
 
-from loraplex.engine.sampling_params import MAX_LOGPROBS
-from loraplex.platform.inference.sampling_fields import (
-    Ignored,
-    SamplingFields,
-    Text,
-    check_text,
-    only,
-)
+from loraplex.platform.inference.fields import Body, Ignored, Text, check_text, only
+from loraplex.platform.inference.sampling_fields import LIMITS, SamplingFields
 
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 2048
@@ -59,9 +53,14 @@ def _as_prompts(value: object) -> object:
     raise ValueError("must be a text, a list of texts, a list of token ids, or a list of those")
 
 
+def _not_false(value: object) -> object:
+    """Some clients say false for none."""
+    return None if value is False else value
+
+
 def _token_ids(value: object) -> list[int]:
     if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise ValueError("token ids must be integers")
+        raise ValueError("must hold integers as token ids")
     return value
 
 
@@ -77,9 +76,7 @@ Content = Annotated[
 ]
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: Text | None = None
@@ -99,9 +96,9 @@ class Message(BaseModel):
 
 class ChatCompletionRequest(SamplingFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Annotated[int | None, LIMITS["max_tokens"]] = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: Annotated[int | None, LIMITS["logprobs"]] = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -117,11 +114,14 @@ class ChatCompletionRequest(SamplingFields):
     reasoning_effort: Annotated[Any, only("none")] = None
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
+    documents: Annotated[Any, only([])] = None
+    echo: Annotated[Any, only(False)] = None
+    include_reasoning: Annotated[Any, only(True, False)] = None
 
     @validates("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise ValueError("needs logprobs to be true")
         return value
 
@@ -141,7 +141,7 @@ class ChatCompletionRequest(SamplingFields):
 
 class CompletionRequest(SamplingFields):
     prompt: Prompts
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Annotated[int | None, LIMITS["logprobs"], BeforeValidator(_not_false)] = None
     echo: bool | None = False
     best_of: int | None = None
     suffix: Annotated[Any, only("")] = None

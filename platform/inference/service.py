@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from loraplex.engine.client import STARTING, EngineClient
+from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.request_seeds import RequestSeeds
-from loraplex.engine.sampling_params import MAX_STOP_STRINGS, SamplingParams
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.auth.principal import Principal
 from loraplex.platform.catalog.base_prompts import BasePrompts
@@ -20,7 +21,7 @@ from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable
 from loraplex.platform.inference.beginning import Beginning
 from loraplex.platform.inference.generation import Generation, Prompt
-from loraplex.platform.inference.limits import Limits
+from loraplex.platform.inference.limits import check_choices, check_sampling, fit
 from loraplex.platform.inference.sampling_fields import SamplingFields
 from loraplex.platform.inference.schemas import (
     DEFAULT_COMPLETION_TOKENS,
@@ -39,7 +40,7 @@ class _Call:
     principal: Principal
     model: Model
     beginning: Beginning | None
-    limits: Limits
+    limits: ModelLimits
     priority: int
 
     def tokenizer_job(self, num_characters: int) -> TokenizerJob:
@@ -97,9 +98,9 @@ class InferenceService:
         sampling = body.to_sampling(
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=body.num_logprobs,
-            stop=(*body.stop, *tokenizer.default_stop)[:MAX_STOP_STRINGS],
+            stop=(*body.stop, *tokenizer.default_stop),
         )
-        call.limits.check_sampling(sampling)
+        check_sampling(call.limits, sampling)
         job = call.tokenizer_job(body.num_characters)
         prompt = await self._threads.run(job, tokenizer, _render, body, call.beginning)
         return self._assemble(call, [prompt], sampling, default_tokens=None)
@@ -111,8 +112,8 @@ class InferenceService:
         if prompt_logprobs is None and body.echo:
             prompt_logprobs = body.logprobs
         sampling = body.to_sampling(prompt_logprobs=prompt_logprobs)
-        call.limits.check_sampling(sampling)
-        call.limits.check_choices(len(body.prompt), sampling.n)
+        check_sampling(call.limits, sampling)
+        check_choices(len(body.prompt), sampling.n)
         job = call.tokenizer_job(body.num_characters)
         prompts = await self._threads.run(job, tokenizer, _encode, body, call.beginning)
         return self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
@@ -131,7 +132,7 @@ class InferenceService:
             principal=principal,
             model=model,
             beginning=self._beginning(body, model),
-            limits=Limits.of(info),
+            limits=ModelLimits.of(info),
             priority=body.priority or 0,
         )
         return call, self._tokenizer
@@ -148,7 +149,7 @@ class InferenceService:
         num_base_tokens = len(base.token_ids) if base else 0
         requests = []
         for number, prompt in enumerate(prompts):
-            fitted = call.limits.fit(call.param, prompt.token_ids, sampling, default_tokens)
+            fitted = fit(call.limits, call.param, prompt.token_ids, sampling, default_tokens)
             seeded = msgspec.structs.replace(fitted, seed=self._seeds.of(sampling))
             requests.append(
                 GenerateRequest(
@@ -163,7 +164,8 @@ class InferenceService:
                     call_id=call.id,
                 )
             )
-        return Generation(call.id, int(time.time()), call.model.name, list(prompts), requests)
+        created, name = int(time.time()), call.model.name
+        return Generation(call.id, created, name, list(prompts), requests, self.tokenizer)
 
     def _beginning(self, body: SamplingFields, model: Model) -> Beginning | None:
         """With the base prompt that the request names, or else its model's."""
@@ -191,6 +193,7 @@ def _render(
     tokenizer: Tokenizer, body: ChatCompletionRequest, beginning: Beginning | None
 ) -> Prompt:
     """Raises InvalidRequest where the template does not let the base prompt come first."""
+    _refuse_stops_that_never_come(tokenizer, body)
     own = [message.for_template() for message in body.messages]
     text = tokenizer.render_chat(
         own if beginning is None else beginning.chat(own),
@@ -213,6 +216,7 @@ def _encode(
     tokenizer: Tokenizer, body: CompletionRequest, beginning: Beginning | None
 ) -> list[Prompt]:
     """Raises InvalidRequest for special tokens that are to come behind a base prompt."""
+    _refuse_stops_that_never_come(tokenizer, body)
     if beginning is not None:
         if body.add_special_tokens:
             raise InvalidRequest(
@@ -229,12 +233,30 @@ def _encode(
             else Prompt(own, "")
             for own in body.prompt
         ]
-    return [_for_echo(tokenizer, prompt) for prompt in prompts] if body.echo else prompts
+    if not body.echo:
+        return prompts
+    return [_for_echo(tokenizer, prompt, body.logprobs is not None) for prompt in prompts]
 
 
-def _for_echo(tokenizer: Tokenizer, prompt: Prompt) -> Prompt:
+def _refuse_stops_that_never_come(tokenizer: Tokenizer, body: SamplingFields) -> None:
+    """Raises InvalidRequest for special tokens within stop strings; alone they are found by id."""
+    if body.skip_special_tokens is False:
+        return
+    for stop in body.stop:
+        special = tokenizer.special_in(stop)
+        if special is not None and special != stop:
+            raise InvalidRequest(
+                f"stop: the text never holds the special token {special!r}. Give it as a stop "
+                "string by itself or in stop_token_ids, or set skip_special_tokens to false.",
+                "stop",
+            )
+
+
+def _for_echo(tokenizer: Tokenizer, prompt: Prompt, has_logprobs: bool) -> Prompt:
+    text = prompt.text or tokenizer.decode(prompt.token_ids)
     return Prompt(
         token_ids=prompt.token_ids,
-        text=prompt.text or tokenizer.decode(prompt.token_ids),
+        text=text,
         first_token=tokenizer.decode(prompt.token_ids[:1], skip_special_tokens=False),
+        offsets=tuple(tokenizer.offsets_in(prompt.token_ids, text)) if has_logprobs else (),
     )

@@ -19,6 +19,8 @@ from loraplex.platform.inference.unsent import Unsent
 from loraplex.platform.inference.waiting import unless_gone
 
 DONE = b"data: [DONE]\n\n"
+# Characters that some clients end a line at; in JSON they only occur inside of texts.
+LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029"]
 
 Events = AsyncGenerator[ChoiceEvent, None]
 _encode = msgspec.json.Encoder().encode
@@ -147,7 +149,10 @@ async def _frames(
 
 
 def _frame(content: object) -> bytes:
-    return b"data: " + _encode(content) + b"\n\n"
+    data: bytes = _encode(content)
+    for raw, escaped in LINE_ENDS:
+        data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 async def _send(send: Send, content: bytes, is_last: bool = False) -> None:

@@ -14,11 +14,13 @@ WINDOW = (  # what the platform may see of the layers that use torch
     "loraplex.engine.client",
     "loraplex.engine.config",
     "loraplex.engine.errors",
+    "loraplex.engine.model_limits",
     "loraplex.engine.protocol",
     "loraplex.engine.request_seeds",
     "loraplex.engine.sampling_params",
     "loraplex.engine.supervisor",
     "loraplex.engine.text.message_content",
+    "loraplex.engine.text.text_offsets",
     "loraplex.engine.text.tokenizer",
 )
 MAY_IMPORT = {

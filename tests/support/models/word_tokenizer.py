@@ -35,6 +35,7 @@ def byte_tokenizer() -> Tokenizer:
 def byte_fallback_tokenizer() -> Tokenizer:
     """As Llama's: pieces with a mark for the space, and a token for each byte. 0 is special."""
     pieces = ["<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\u2581a"]
+    pieces += ["\u2581\u2581", "\u2581\u2581a"]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab, [("\u2581", "a")], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(

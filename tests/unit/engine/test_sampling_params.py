@@ -9,7 +9,7 @@ from loraplex.engine.sampling_params import (
     MAX_COUNT,
     MAX_SEED,
     MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
+    MAX_STOPS,
     MAX_TOKENS_NAMED,
     InvalidSamplingParams,
     SamplingParams,
@@ -36,7 +36,7 @@ NAN, INFINITY, HUGE = float("nan"), float("inf"), 10**400
         ("prompt_logprobs", [-1, 21]),
         ("logit_bias", [{-1: 0.0}, {0: 100.1}, {0: NAN}, {HUGE: 0.0}, {0: HUGE}]),
         ("logit_bias", [dict.fromkeys(range(MAX_TOKENS_NAMED + 1), 1.0)]),
-        ("stop", [("",), ("x" * (MAX_STOP_LENGTH + 1),), ("x",) * (MAX_STOP_STRINGS + 1)]),
+        ("stop", [("",), ("x" * (MAX_STOP_LENGTH + 1),), ("x",) * (MAX_STOPS + 1)]),
         ("stop_token_ids", [(-1,), (HUGE,), tuple(range(MAX_TOKENS_NAMED + 1))]),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_value_out_of_range_is_refused_by_its_name(name: str, values: list[Any
         {"temperature": 0.0, "min_p": 1.0, "repetition_penalty": 1e-9},
         {"temperature": 2.0, "frequency_penalty": -2.0, "presence_penalty": 2.0},
         {"seed": -MAX_SEED - 1, "logprobs": 20, "prompt_logprobs": 0},
-        {"logit_bias": {0: -100, MAX_COUNT: 100}, "stop": ("x",) * MAX_STOP_STRINGS},
+        {"logit_bias": {0: -100, MAX_COUNT: 100}, "stop": ("x",) * MAX_STOPS},
         {"min_tokens": 5, "max_tokens": 5},
     ],
 )

@@ -25,6 +25,7 @@ def generate(
         [THE],
         stop=request.sampling.stop,
         include_stop=request.sampling.include_stop_str_in_output,
+        skip_special_tokens=request.sampling.skip_special_tokens,
     )
     sequence = Sequence(request, detokenizer, seed=0, max_len=max_len)
     checker = StopChecker(frozenset({EOS}))
@@ -106,3 +107,26 @@ def test_the_tokens_that_may_end_it(sampling: dict[str, Any], ending: set[int]) 
     _, sequence = generate([], **sampling)
 
     assert StopChecker(frozenset({EOS})).ending_token_ids(sequence) == ending
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text"),
+    [
+        ({}, " cat"),
+        ({"include_stop_str_in_output": True}, " cat</s>"),
+        ({"skip_special_tokens": False}, " cat "),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, " cat </s>"),
+    ],
+)
+def test_a_stop_string_that_is_a_special_token_ends_it_though_it_is_no_text(
+    sampling: dict[str, Any], text: str
+) -> None:
+    found, sequence = generate([CAT, EOS, CAT], stop=("</s>",), ignore_eos=True, **sampling)
+
+    assert (found, end_of(sequence)) == (text, (FinishReason.STOP, "</s>", 2))
+
+
+def test_tokens_without_a_logit_end_nothing() -> None:
+    _, sequence = generate([], stop=("</s>",), stop_token_ids=(ICE,))
+
+    assert StopChecker(frozenset({EOS, CAT}), EOS).ending_token_ids(sequence) == {CAT, ICE}

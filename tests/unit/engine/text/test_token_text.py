@@ -21,6 +21,8 @@ def described(tokenizer: Tokenizer, piece: str) -> tuple[str, list[int]]:
         (FALLBACK, "a", "a"),
         (FALLBACK, "\u2581a", " a"),
         (FALLBACK, "\u2581", " "),
+        (FALLBACK, "\u2581\u2581", "  "),
+        (FALLBACK, "\u2581\u2581a", "  a"),
         (FALLBACK, "<0x41>", "A"),
         (WORD, "cat", "cat"),
         (BYTE, "<s>", "<s>"),

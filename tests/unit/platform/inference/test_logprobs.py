@@ -6,14 +6,11 @@ import msgspec
 import pytest
 
 from loraplex.engine.protocol import PositionLogprobs, TokenLogprob
-from loraplex.platform.inference.generation import Prompt
 from loraplex.platform.inference.logprobs import (
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
 )
-
-PROMPT = Prompt(token_ids=[0, 5], text="hello", first_token="<s>")
 
 
 def token(token_id: int, text: str, logprob: float, raw: bytes | None = None) -> TokenLogprob:
@@ -31,7 +28,7 @@ def test_what_json_cannot_say_becomes_a_low_number(logprob: float) -> None:
 
     shown = [
         chat_logprobs(positions),
-        completion_logprobs(positions, PROMPT, 0),
+        completion_logprobs(positions, [0], ""),
         prompt_logprobs(positions),
     ]
 
@@ -43,27 +40,35 @@ def test_what_json_cannot_say_becomes_a_low_number(logprob: float) -> None:
 def test_parts_of_a_character_are_shown_as_bytes_and_do_not_collide() -> None:
     positions = [position(token(7, "", -1.0, b"\xf0\x9f"), token(8, "", -2.0, b"\xe2"))]
 
-    logprobs, end = completion_logprobs(positions, PROMPT, 3)
+    logprobs = completion_logprobs(positions, [3], "")
 
     assert logprobs.tokens == ["bytes:\\xf0\\x9f"]
     assert logprobs.top_logprobs == [{"bytes:\\xf0\\x9f": -1.0, "bytes:\\xe2": -2.0}]
-    assert (logprobs.text_offset, end) == ([3], 3)
 
 
-def test_offsets_are_places_in_the_text() -> None:
+def test_the_prompts_first_token_is_shown_though_nothing_predicts_it() -> None:
     positions = [None, position(token(5, "hello", -1.0)), position(token(6, " you", -1.0))]
 
-    logprobs, end = completion_logprobs(positions, PROMPT, 0)
+    logprobs = completion_logprobs(positions, [0, 0, 5], "<s>")
 
     assert logprobs.tokens == ["<s>", "hello", " you"]
     assert logprobs.token_logprobs == [None, -1.0, -1.0]
-    assert logprobs.text_offset == [0, 0, 5]  # the first token is no part of the echoed text
-    assert end == 9
+    assert logprobs.text_offset == [0, 0, 5]
+
+
+def test_the_chosen_token_comes_first_then_the_likeliest() -> None:
+    likelier = [token(token_id, text, -0.1 * token_id) for token_id, text in ((1, "a"), (2, "b"))]
+    positions = [PositionLogprobs(chosen=token(9, "z", -5.0), top=likelier)]
+
+    logprobs = completion_logprobs(positions, [0], "")
+
+    assert list(logprobs.top_logprobs[0] or {}) == ["z", "a", "b"]
+    assert [list(by_id or {}) for by_id in prompt_logprobs(positions) or []] == [[9, 1, 2]]
 
 
 def test_two_tokens_of_the_same_text_keep_the_likelier_one() -> None:
     positions = [position(token(1, "a", -3.0), token(2, "a", -1.0))]
 
-    logprobs, _ = completion_logprobs(positions, PROMPT, 0)
+    logprobs = completion_logprobs(positions, [0], "")
 
     assert logprobs.top_logprobs == [{"a": -1.0}]
