@@ -16,10 +16,12 @@ class ModelLimits:
     max_model_len: int  # prompt and answer together, in tokens
     vocab_size: int
     max_num_seqs: int  # that run at once
+    eos_token_ids: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, info: EngineInfo) -> "ModelLimits":
-        return cls(info.max_model_len, info.vocab_size, info.max_num_seqs)
+        eos = frozenset(info.eos_token_ids)
+        return cls(info.max_model_len, info.vocab_size, info.max_num_seqs, eos)
 
     def check_prompt(
         self, token_ids: Sequence[int], num_wanted: int = 1, *, what: str = "prompt", param: str
@@ -66,10 +68,28 @@ class ModelLimits:
         named: dict[str, Sequence[int]] = {
             "stop_token_ids": sampling.stop_token_ids,
             "logit_bias": tuple(sampling.logit_bias or ()),
+            "allowed_token_ids": sampling.allowed_token_ids or (),
         }
         for param, token_ids in named.items():
             if fault := self._range_fault(token_ids):
                 yield param, f"{param}: {fault}"
+        if sampling.restricts_tokens or sampling.min_tokens:
+            yield from self._empty_faults(sampling)
+
+    def _empty_faults(self, sampling: SamplingParams) -> Iterator[tuple[str, str]]:
+        """Where no token is left to sample."""
+        allowed = set(sampling.allowed_token_ids or range(self.vocab_size))
+        banned = {words[0] for words in sampling.bad_token_sequences if len(words) == 1}
+        ending = set(sampling.stop_token_ids)
+        ending |= set() if sampling.ignore_eos else self.eos_token_ids
+        if not allowed - banned:
+            param = "bad_words" if sampling.allowed_token_ids is None else "allowed_token_ids"
+            yield param, f"{param}: with these no token is left to sample"
+        elif sampling.min_tokens and not allowed - banned - ending:
+            yield (
+                "min_tokens",
+                "min_tokens: all tokens that are allowed would end the answer before",
+            )
 
     def _range_fault(self, token_ids: Sequence[int]) -> str | None:
         if not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):

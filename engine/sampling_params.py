@@ -12,6 +12,8 @@ MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 MAX_TOKENS_NAMED = 1024  # in logit_bias, in stop_token_ids: each costs time in every step
+MAX_BAD_WORDS = 128
+MAX_BAD_TOKENS = 1024  # of all bad words together, each in its two forms
 MAX_REPETITION_PENALTY = 1e6
 MIN_TEMPERATURE = 1e-5  # below, the most likely token takes all but nothing: greedy
 
@@ -43,6 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0  # over output
     seed: int | None = None
     logit_bias: dict[int, float] | None = None  # token id -> added to its logit
+    allowed_token_ids: tuple[int, ...] | None = None  # no others are sampled
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # none of them is completed
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -67,6 +71,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.presence_penalty != 0.0
         )
 
+    @property
+    def restricts_tokens(self) -> bool:
+        return self.allowed_token_ids is not None or bool(self.bad_token_sequences)
+
     def _faults(self) -> Iterator[tuple[str, str]]:
         for name, low, high in RANGES:
             value = getattr(self, name)
@@ -87,6 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             )
         yield from self._stop_faults()
         yield from self._bias_faults()
+        yield from self._token_faults()
 
     def _stop_faults(self) -> Iterator[tuple[str, str]]:
         if len(self.stop) > MAX_STOPS:
@@ -110,6 +119,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     f"got {token}: {bias}",
                 )
                 break
+
+    def _token_faults(self) -> Iterator[tuple[str, str]]:
+        allowed = self.allowed_token_ids
+        if allowed is not None and not 0 < len(allowed) <= MAX_TOKENS_NAMED:
+            yield (
+                "allowed_token_ids",
+                f"allowed_token_ids takes 1 to {MAX_TOKENS_NAMED} tokens, got {len(allowed)}",
+            )
+        if not all(0 <= token <= MAX_COUNT for token in allowed or ()):
+            yield "allowed_token_ids", f"allowed_token_ids must be between 0 and {MAX_COUNT}"
+        bad = self.bad_token_sequences
+        if sum(map(len, bad)) > MAX_BAD_TOKENS:
+            yield "bad_words", f"bad_words takes at most {MAX_BAD_TOKENS} tokens in all"
+        if not all(words and all(0 <= t <= MAX_COUNT for t in words) for words in bad):
+            yield "bad_words", "bad_words takes words of one or more tokens"
 
 
 RANGES = (

@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from loraplex.adapters.manifest import Activation
 from loraplex.engine.config import EngineConfig, HangLimits
@@ -33,6 +33,7 @@ MAPPINGS = {  # the settings whose options can be given many times, and their fo
     "adapter_activations": "ADAPTER=ACTIVATION",
     "adapter_base_prompts": "ADAPTER=BASE_PROMPT",
 }
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/,\s]+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -73,9 +74,23 @@ def check_file(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def split_list(value: object) -> object:
+    """The parts of a text with commas; other types pass through to the next check."""
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def check_origin(origin: str) -> str:
+    if origin != "*" and ORIGIN.fullmatch(origin) is None:
+        raise ValueError(f"must be * or an origin such as https://example.org, got {origin!r}")
+    return origin
+
+
 Folder = Annotated[Path, AfterValidator(check_folder)]
 File = Annotated[Path, AfterValidator(check_file)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
+Origin = Annotated[str, AfterValidator(check_origin)]
 ModelName = Annotated[str, AfterValidator(check_name)]
 
 
@@ -108,10 +123,21 @@ class Settings(BaseSettings):
     adapter_base_prompts: dict[ModelName, ModelName] = Field(
         {}, description="Base prompts that adapters have where a request names none"
     )
+    allow_chat_templates: bool = Field(
+        False, description="Let requests bring chat templates of their own, run within limits"
+    )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
     api_key: SecretStr | None = Field(
         None, min_length=1, description="The key that callers must give; made if not set"
+    )
+    operator_key: SecretStr | None = Field(
+        None,
+        min_length=1,
+        description="The operator's key, which may also change adapters; not set: nobody may",
+    )
+    cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(split_list)] = Field(
+        (), description="Web origins whose pages may call the API, separated by commas, or *"
     )
     max_body_size: Bytes = Field(
         16 * 2**20, ge=1, description="Largest request body, such as 16MiB"
@@ -244,6 +270,10 @@ class Settings(BaseSettings):
     @property
     def key(self) -> str:
         return "" if self.api_key is None else self.api_key.get_secret_value()
+
+    @property
+    def operators_key(self) -> str | None:
+        return None if self.operator_key is None else self.operator_key.get_secret_value()
 
     @property
     def home_folder(self) -> Path:

@@ -7,6 +7,7 @@
     └── ApiError               has an HTTP status and becomes an OpenAI error object
         ├── InvalidRequest     400, with every fault
         ├── Unauthenticated    401
+        ├── Forbidden          403
         ├── ModelNotFound      404
         ├── BasePromptNotFound 404
         ├── NotFound           404
@@ -137,19 +138,26 @@ def too_long(param: str, max_tokens: int, at_least: int) -> InvalidRequest:
     )
 
 
+GIVE_A_KEY = "Give a valid API key as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'."
+
+
 class Unauthenticated(ApiError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(
-        self, message: str = "Give a valid API key as 'Authorization: Bearer KEY'."
-    ) -> None:
+    def __init__(self, message: str = GIVE_A_KEY) -> None:
         super().__init__(message)
 
     @property
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": "Bearer"}
+
+
+class Forbidden(ApiError):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class ModelNotFound(ApiError):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.scheduling.stop_checker import StopChecker
+from loraplex.engine.scheduling.token_masks import token_masks
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.step import (
     BASE_SLOT,
@@ -86,6 +87,9 @@ def _rows_of(item: ScheduledSequence, stops: StopChecker) -> Iterator[LogitsRows
             output_token_ids=tuple(sequence.output_token_ids) if params.has_penalties else (),
             ending_token_ids=stops.ending_token_ids(sequence) if early else frozenset(),
             drafts=item.drafts,
+            masks=token_masks(params, sequence.output_token_ids, item.drafts, stops.vocab_size)
+            if params.restricts_tokens
+            else None,
         )
 
 

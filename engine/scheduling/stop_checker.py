@@ -10,13 +10,13 @@ class StopChecker:
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int = MAX_COUNT) -> None:
         """`vocab_size`: tokens that have a logit; a tokenizer or a config may name more."""
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
 
     def ending_token_ids(self, sequence: Sequence) -> frozenset[int]:
         """The tokens that end this sequence, and must not be sampled before `min_tokens`."""
         eos = frozenset() if sequence.sampling.ignore_eos else self.eos_token_ids
-        by_text = (token for token in sequence.detokenizer.stop_tokens if token < self._vocab_size)
+        by_text = (token for token in sequence.detokenizer.stop_tokens if token < self.vocab_size)
         return eos.union(sequence.sampling.stop_token_ids, by_text)
 
     def check(self, sequence: Sequence) -> str:

@@ -51,7 +51,7 @@ class Tokenizer:
         self._variables: dict[str, object] = {**self.special_tokens, "adds_bos": self.adds_bos}
         self._processes = TemplateProcesses()
         for source in templates.values():
-            self._processes.check(source)
+            self.check_template(source)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "Tokenizer":
@@ -121,8 +121,29 @@ class Tokenizer:
         encodings = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         return list(encodings[0].ids)
 
+    def encode_end(self, text: str, num_tokens: int, add_special_tokens: bool = True) -> list[int]:
+        """The last tokens of a text, at most so many. The work is bounded by their number.
+
+        Raises:
+            PromptRejected: for a lone surrogate, which is no character.
+        """
+        end = text[-(num_tokens + 1) * self._characters_per_token :]
+        return self._encode(end, add_special_tokens)[-num_tokens:]
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def default_template(self) -> str | None:
+        """The model's own chat template that is used where none is named."""
+        return self.templates.get(DEFAULT) if self.has_own_chat_template else None
+
+    def check_template(self, template: str) -> None:
+        """Raises UnsupportedModel where the text is no template."""
+        try:
+            self._processes.check(template)
+        except PromptRejected as error:
+            raise UnsupportedModel(error.message) from error
 
     def special_in(self, text: str) -> str | None:
         """The first special token that a text holds, if any."""

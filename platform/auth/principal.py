@@ -2,14 +2,16 @@
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NewType
 
 from fastapi import Request
 
-from loraplex.platform.errors import Unauthenticated
+from loraplex.platform.errors import Forbidden, Unauthenticated
 
 TenantId = NewType("TenantId", str)
+
+CHANGE_ADAPTERS = "adapters:write"
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,19 @@ class Principal:
 
 
 class ApiKeyAuthenticator:
-    """Knows one tenant with one key. Tenants with keys of their own take this place later."""
+    """Knows one tenant with one key. Tenants with keys of their own take this place later.
 
-    def __init__(self, key: str, namespace: str) -> None:
-        self._digest = _digest(key)
-        self.principal = Principal(
-            tenant=TenantId("default"),
-            namespace=namespace,
-            key_id="default",
-            scopes=frozenset({"inference:write", "adapters:read"}),
-        )
+    Args:
+        operator_key: with it the operator acts for the tenant, and may change its adapters.
+    """
+
+    def __init__(self, key: str, namespace: str, operator_key: str | None = None) -> None:
+        scopes = frozenset({"inference:write", "adapters:read"})
+        self.principal = Principal(TenantId("default"), namespace, "default", scopes)
+        self._known = [(_digest(key), self.principal)]
+        if operator_key is not None:
+            operator = replace(self.principal, key_id="operator", scopes=scopes | {CHANGE_ADAPTERS})
+            self._known.append((_digest(operator_key), operator))
 
     def authenticate(self, authorization: str | None) -> Principal:
         """Takes the value of an Authorization header.
@@ -39,10 +44,11 @@ class ApiKeyAuthenticator:
             Unauthenticated: with one text for a missing, malformed and wrong key.
         """
         scheme, _, key = (authorization or "").partition(" ")
-        is_right = hmac.compare_digest(_digest(key.strip()), self._digest)
-        if scheme.lower() != "bearer" or not is_right:
+        given = _digest(key.strip())
+        found = [who for digest, who in self._known if hmac.compare_digest(given, digest)]
+        if scheme.lower() != "bearer" or not found:
             raise Unauthenticated
-        return self.principal
+        return found[-1]
 
 
 def current_principal(request: Request) -> Principal:
@@ -57,6 +63,18 @@ def check_token(authorization: str | None, token: str) -> None:
     is_right = hmac.compare_digest(_digest(given.strip()), _digest(token))
     if scheme.lower() != "bearer" or not is_right:
         raise Unauthenticated("Give the metrics token as 'Authorization: Bearer TOKEN'.")
+
+
+def operator(request: Request) -> Principal:
+    """A dependency: the principal, if it may change adapters.
+
+    Raises:
+        Forbidden: if it may not.
+    """
+    principal = current_principal(request)
+    if CHANGE_ADAPTERS not in principal.scopes:
+        raise Forbidden("This route needs the operator's key (--operator-key).")
+    return principal
 
 
 def _digest(key: str) -> bytes:

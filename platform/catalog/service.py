@@ -15,6 +15,7 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
 )
 from loraplex.platform.auth.principal import Principal, TenantId
+from loraplex.platform.catalog.adapter_text import NO_TEXT, AdapterText
 from loraplex.platform.catalog.base_prompts import BasePrompt
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 
@@ -32,6 +33,7 @@ class Model:
     activation: Activation | None = None  # from where on an adapter acts
     base_prompt: str | None = None  # for requests that name none
     fault: str | None = None  # why it cannot be served now
+    text: AdapterText = NO_TEXT
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class AdapterSource:
     allow_base_mismatch: bool = False
     activation: Activation | None = None  # None: as it was trained
     base_prompt: BasePrompt | None = None  # for requests that name none
+    text: AdapterText = NO_TEXT
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,7 @@ class Catalog:
             info.activation if info else source.activation,
             source.base_prompt.name if source.base_prompt else None,
             fault,
+            source.text,
         )
         self._entries[key] = _Entry(model, source, info)
         return model

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import Request
@@ -21,9 +22,10 @@ from loraplex.engine.protocol import StartProgress
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth.namespace import kept_namespace
-from loraplex.platform.auth.principal import ApiKeyAuthenticator
+from loraplex.platform.auth.principal import ApiKeyAuthenticator, Principal
+from loraplex.platform.catalog.adapter_text import AdapterText
 from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
-from loraplex.platform.catalog.service import AdapterSource, Catalog
+from loraplex.platform.catalog.service import AdapterSource, Catalog, Model
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.failover import Failover
 from loraplex.platform.engines.reconciler import Reconciler
@@ -51,7 +53,9 @@ class Deployment:
         self, settings: Settings, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
         self.settings = settings
-        self.authenticator = ApiKeyAuthenticator(settings.key, kept_namespace(settings.home_folder))
+        self.authenticator = ApiKeyAuthenticator(
+            settings.key, kept_namespace(settings.home_folder), settings.operators_key
+        )
         self.catalog = Catalog(settings.served_model_name)
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
@@ -61,7 +65,11 @@ class Deployment:
         self.reconciler = Reconciler(self.catalog, self.base_prompts)
         self.failover = Failover(self.engine)
         self.inference = InferenceService(
-            self.engine, self.catalog, self.base_prompts, RequestSeeds(settings.seed)
+            self.engine,
+            self.catalog,
+            self.base_prompts,
+            RequestSeeds(settings.seed),
+            allow_chat_templates=settings.allow_chat_templates,
         )
         self._supervisor = EngineSupervisor(
             settings.engine_config(), self.engine, settings.restart_policy(), settings.hang_limits()
@@ -111,6 +119,22 @@ class Deployment:
         """Raises StartFailed if the engine has been given up."""
         if self._failed.is_set():
             raise self._failure
+
+    async def register_adapter(self, principal: Principal, name: str, folder: Path) -> Model:
+        """Registers a folder of this machine under a name of the principal's tenant.
+
+        Raises:
+            Conflict: if the name is taken.
+            RequestRejected: with all that is wrong with the adapter.
+            EngineUnavailable: if there is no engine to read it.
+        """
+        source = self._adapter_source(name, folder)
+        source = replace(source, text=await self.inference.read_adapter_text(source.folder))
+        return await self.catalog.register(self.engine, principal.tenant, source)
+
+    async def unregister_adapter(self, principal: Principal, name: str) -> None:
+        """Raises ModelNotFound, or EngineUnavailable; the name is gone in either case."""
+        await self.catalog.unregister(self.engine, principal, name)
 
     async def _supervise(self) -> None:
         try:
@@ -164,7 +188,10 @@ class Deployment:
         """The faults that end the start, if there are any."""
         tenant, source = self.authenticator.principal.tenant, self._adapter_source(name, folder)
         try:
-            await self.catalog.register(engine, tenant, source)
+            source = replace(source, text=await self._adapter_text(source.folder))
+            model = await self.catalog.register(engine, tenant, source)
+            for note in model.text.notes:
+                logger.warning("Adapter %s: %s", name, note)
         except Conflict as conflict:
             return [f"Adapter {name}: {conflict.message}"]
         except RequestRejected as rejection:
@@ -174,6 +201,15 @@ class Deployment:
             details = rejection.faults or [rejection.message]
             return [f"Adapter {name} ({folder}): {detail}" for detail in details]
         return []
+
+    async def _adapter_text(self, folder: Path) -> AdapterText:
+        """Raises RequestRejected for a template that is none, where adapters are strict."""
+        try:
+            return await self.inference.read_adapter_text(folder)
+        except RequestRejected as rejection:
+            if self.settings.strict_adapters:
+                raise
+            return AdapterText(notes=(f"{rejection.message}; the base model's is used.",))
 
     def _adapter_source(self, name: str, folder: Path) -> AdapterSource:
         settings = self.settings

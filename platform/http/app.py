@@ -5,12 +5,15 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from loraplex import __version__
+from loraplex.platform.catalog import endpoints as adapters
 from loraplex.platform.engines.deployment import Deployment
 from loraplex.platform.http import operations
-from loraplex.platform.http.edge import Authentication, BodyLimit, RequestId
+from loraplex.platform.http.edge import REQUEST_ID_HEADER, Authentication, BodyLimit, RequestId
 from loraplex.platform.http.error_handlers import add_error_handlers
+from loraplex.platform.http.openapi import add_openapi
 from loraplex.platform.http.shedding import Shedding
 from loraplex.platform.inference import endpoints as inference
 from loraplex.platform.inference.bodies.route import BodyReader
@@ -42,6 +45,16 @@ def create_app(deployment: Deployment) -> FastAPI:
     app.add_middleware(Shedding, refuse_unless_ready=deployment.engine.refuse_unless_ready)
     app.add_middleware(Authentication, authenticator=deployment.authenticator)
     app.add_middleware(RequestId)
+    if origins := deployment.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER],
+        )
     app.include_router(inference.router)
+    app.include_router(adapters.router)
     app.include_router(operations.router)
+    add_openapi(app)
     return app

@@ -44,11 +44,17 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(PROTECTED):
             try:
-                header = Headers(scope=scope).get("authorization")
-                scope["state"]["principal"] = self._authenticator.authenticate(header)
+                scope["state"]["principal"] = self._authenticator.authenticate(_key_of(scope))
             except Unauthenticated as error:
                 return await error_response(error)(scope, receive, send)
         await self._app(scope, receive, send)
+
+
+def _key_of(scope: Scope) -> str | None:
+    """The value of an Authorization header, or what it would be of an X-Api-Key header."""
+    headers = Headers(scope=scope)
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 class BodyLimit:

@@ -1,9 +1,10 @@
-"""The operator's routes: /health, /metrics, /version. They need no API key."""
+"""The operator's routes: /health, /ping, /load, /metrics, /version. They need no API key."""
 
 import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from loraplex import __version__
@@ -29,7 +30,20 @@ async def health(deployment: Serving) -> Response:
     return Response()
 
 
-@router.get("/metrics")
+@router.get("/ping")
+@router.post("/ping")
+async def ping(deployment: Serving) -> Response:
+    """The same as /health, under the name that SageMaker asks for."""
+    return await health(deployment)
+
+
+@router.get("/load")
+async def load(deployment: Serving) -> dict[str, int]:
+    """How many requests are being answered."""
+    return {"server_load": deployment.metrics.num_active}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request, deployment: Serving) -> Response:
     """Prometheus text. Needs the metrics token, where the operator has set one."""
     token = deployment.settings.metrics_token

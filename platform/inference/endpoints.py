@@ -1,10 +1,11 @@
 """The tenant's routes: /v1/models, /v1/chat/completions, /v1/completions."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from loraplex.platform.auth.principal import Principal, current_principal
+from loraplex.platform.catalog.cards import BasePromptCard, BasePromptList, ModelCard, ModelList
 from loraplex.platform.catalog.service import Model
 from loraplex.platform.engines.deployment import Deployment, current_deployment
 from loraplex.platform.inference.bodies.route import JsonRoute
@@ -23,33 +24,32 @@ Serving = Annotated[Deployment, Depends(current_deployment)]
 
 
 @router.get("/models", tags=["models"])
-async def list_models(principal: Caller, deployment: Serving) -> dict[str, Any]:
+async def list_models(principal: Caller, deployment: Serving) -> ModelList:
     """The base model and the caller's adapters."""
     models = deployment.catalog.list(principal)
-    return {"object": "list", "data": [_card(model, deployment) for model in models]}
+    return ModelList(data=[_card(model, deployment) for model in models])
 
 
 @router.get("/models/{name:path}", tags=["models"])
-async def get_model(name: str, principal: Caller, deployment: Serving) -> dict[str, Any]:
+async def get_model(name: str, principal: Caller, deployment: Serving) -> ModelCard:
     """One of them."""
     return _card(deployment.catalog.resolve(principal, name), deployment)
 
 
 @router.get("/base_prompts", tags=["base prompts"])
-async def list_base_prompts(principal: Caller, deployment: Serving) -> dict[str, Any]:
+async def list_base_prompts(principal: Caller, deployment: Serving) -> BasePromptList:
     """What the operator published; every caller may begin its prompts with these."""
     data = [
-        {
-            "id": prompt.name,
-            "object": "base_prompt",
-            "created": prompt.created,
-            "version": prompt.ref.version,
-            "kind": "messages" if prompt.source.messages else "text",
-            "num_tokens": len(prompt.token_ids),
-        }
+        BasePromptCard(
+            id=prompt.name,
+            created=prompt.created,
+            version=prompt.ref.version,
+            kind="messages" if prompt.source.messages else "text",
+            num_tokens=len(prompt.token_ids),
+        )
         for prompt in deployment.base_prompts.list()
     ]
-    return {"object": "list", "data": data}
+    return BasePromptList(data=data)
 
 
 @router.post("/chat/completions", tags=["inference"])
@@ -59,7 +59,7 @@ async def create_chat_completion(
     """The next message of a conversation, whole or as server-sent events."""
     request.app.state.load.check(principal.tenant)
     generation = await unless_gone(request, deployment.inference.chat(principal, body))
-    renderer = ChatRenderer(generation, body.include_usage)
+    renderer = ChatRenderer(generation, body.answer_options)
     return await _answer(request, generation, renderer, body, deployment)
 
 
@@ -70,7 +70,7 @@ async def create_completion(
     """What follows each prompt, whole or as server-sent events."""
     request.app.state.load.check(principal.tenant)
     generation = await unless_gone(request, deployment.inference.completion(principal, body))
-    renderer = CompletionRenderer(generation, body.include_usage, body.echo is True)
+    renderer = CompletionRenderer(generation, body.answer_options)
     return await _answer(request, generation, renderer, body, deployment)
 
 
@@ -84,21 +84,22 @@ async def _answer(
     load: Load = request.app.state.load
     events = deployment.metrics.watch(generation, run(deployment.failover, generation, load))
     if body.stream:
-        return await answer_stream(request, generation, events, renderer, body.include_usage)
+        include_usage = body.answer_options.usage_at_end
+        return await answer_stream(request, generation, events, renderer, include_usage)
     return await answer_whole(request, generation, events, renderer)
 
 
-def _card(model: Model, deployment: Deployment) -> dict[str, Any]:
+def _card(model: Model, deployment: Deployment) -> ModelCard:
     info = deployment.engine.info
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "loraplex",
-        "root": model.name,
-        "parent": model.parent,
-        "activation": model.activation,
-        "base_prompt": model.base_prompt,
-        "fault": model.fault,
-        "max_model_len": None if info is None else info.max_model_len,
-    }
+    return ModelCard(
+        id=model.name,
+        created=model.created,
+        root=model.name,
+        parent=model.parent,
+        activation=model.activation,
+        base_prompt=model.base_prompt,
+        fault=model.fault,
+        max_model_len=None if info is None else info.max_model_len,
+        chat_template="base" if model.text.chat_template is None else "adapter",
+        notes=list(model.text.notes),
+    )

@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from loraplex.engine.protocol import GenerateRequest, TokenEvent
+import msgspec
+
+from loraplex.engine.protocol import FinishReason, GenerateRequest, TokenEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.engines.failover import Failover
@@ -28,6 +30,8 @@ class Generation:
     prompts: list[Prompt]
     requests: list[GenerateRequest]  # one per prompt
     tokenizer: Tokenizer
+    fingerprint: str  # of what answers
+    only_scores: bool = False  # the prompt's log-probabilities are the answer
 
     @property
     def sampling(self) -> SamplingParams:
@@ -60,4 +64,19 @@ async def run(
         async with contextlib.aclosing(failover.generate(*requests)) as events:
             async for event in events:
                 prompt = numbers[event.request_id]
-                yield ChoiceEvent(prompt, prompt * choices + event.index, event)
+                shown = _without_answer(event) if generation.only_scores else event
+                yield ChoiceEvent(prompt, prompt * choices + event.index, shown)
+
+
+def _without_answer(event: TokenEvent) -> TokenEvent:
+    """An engine generates a token at least; this one was not asked for."""
+    usage = event.usage
+    return msgspec.structs.replace(
+        event,
+        token_ids=[],
+        text="",
+        logprobs=None if event.logprobs is None else [],
+        finish_reason=event.finish_reason and FinishReason.LENGTH,
+        stop_reason=None,
+        usage=None if usage is None else msgspec.structs.replace(usage, completion_tokens=0),
+    )

@@ -20,8 +20,10 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LOWEST
 
 
-def token_text(token: protocol.TokenLogprob) -> str:
+def token_text(token: protocol.TokenLogprob, as_id: bool = False) -> str:
     """The token's text; for a part of a character, its bytes in OpenAI's notation."""
+    if as_id:
+        return id_text(token.token_id)
     try:
         bytes(token.bytes).decode()
     except UnicodeDecodeError:
@@ -29,15 +31,22 @@ def token_text(token: protocol.TokenLogprob) -> str:
     return token.text
 
 
-def chat_logprobs(positions: Iterable[protocol.PositionLogprobs]) -> ChatLogprobs:
+def id_text(token_id: int) -> str:
+    """A token's id where a text is expected."""
+    return f"token_id:{token_id}"
+
+
+def chat_logprobs(
+    positions: Iterable[protocol.PositionLogprobs], as_ids: bool = False
+) -> ChatLogprobs:
     return ChatLogprobs(
         [
             TokenLogprob(
-                token=token_text(position.chosen),
+                token=token_text(position.chosen, as_ids),
                 logprob=finite(position.chosen.logprob),
                 bytes=position.chosen.bytes,
                 top_logprobs=[
-                    TopLogprob(token_text(token), finite(token.logprob), token.bytes)
+                    TopLogprob(token_text(token, as_ids), finite(token.logprob), token.bytes)
                     for token in position.top
                 ],
             )
@@ -47,19 +56,24 @@ def chat_logprobs(positions: Iterable[protocol.PositionLogprobs]) -> ChatLogprob
 
 
 def completion_logprobs(
-    positions: Sequence[protocol.PositionLogprobs | None], offsets: Sequence[int], first_token: str
+    positions: Sequence[protocol.PositionLogprobs | None],
+    offsets: Sequence[int],
+    first_token: str,
+    as_ids: bool = False,
 ) -> CompletionLogprobs:
     """The parallel lists of the older route.
 
     Args:
         positions: None stands for the prompt's first token, which nothing predicts.
         offsets: where in the text each of the tokens begins.
+        first_token: the text of the first token.
+        as_ids: tokens are shown by their ids.
     """
     chosen = [None if position is None else position.chosen for position in positions]
     return CompletionLogprobs(
-        tokens=[first_token if token is None else token_text(token) for token in chosen],
+        tokens=[first_token if token is None else token_text(token, as_ids) for token in chosen],
         token_logprobs=[None if token is None else finite(token.logprob) for token in chosen],
-        top_logprobs=[None if position is None else _by_text(position) for position in positions],
+        top_logprobs=[None if it is None else _by_text(it, as_ids) for it in positions],
         text_offset=list(offsets),
     )
 
@@ -72,10 +86,10 @@ def prompt_logprobs(
     return [None if position is None else _by_id(position) for position in positions]
 
 
-def _by_text(position: protocol.PositionLogprobs) -> dict[str, float]:
+def _by_text(position: protocol.PositionLogprobs, as_ids: bool) -> dict[str, float]:
     best: dict[str, float] = {}
     for token in (position.chosen, *position.top):
-        text = token_text(token)
+        text = token_text(token, as_ids)
         best[text] = max(finite(token.logprob), best.get(text, LOWEST))
     return best
 

@@ -56,6 +56,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str
+    prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
@@ -79,6 +82,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +92,8 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +103,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,3 +116,4 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str

@@ -1,5 +1,6 @@
 """What the events of a call add up to: each choice's result, and the usage of all."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -19,11 +20,13 @@ class ChoiceResult:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     finish_reason: str = ""
     stop_reason: str | int | None = None
+    token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
 
     def add(self, item: ChoiceEvent) -> None:
         event = item.event
         self.pieces.append(event.text)
+        self.token_ids += event.token_ids
         if event.logprobs is not None:
             if self.logprobs is None:
                 self.logprobs = []
@@ -41,21 +44,24 @@ class UsageTally:
 
     def __init__(self, generation: Generation) -> None:
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in generation.prompts)
-        self._completion_tokens = 0
+        self._completion_tokens: Counter[int] = Counter()  # of each choice
         self._cached_tokens = 0
 
     def add(self, item: ChoiceEvent) -> None:
         usage = item.event.usage
+        self._completion_tokens[item.choice] += len(item.event.token_ids)
         if usage is not None:
-            self._completion_tokens += usage.completion_tokens
+            self._completion_tokens[item.choice] = usage.completion_tokens
             self._cached_tokens += usage.cached_tokens if item.event.index == 0 else 0
 
     @property
     def total(self) -> Usage:
+        """So far; cached tokens are known when a prompt's first choice has ended."""
+        completion_tokens = self._completion_tokens.total()
         return Usage(
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
-            total_tokens=self._prompt_tokens + self._completion_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=self._prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(self._cached_tokens),
         )
 

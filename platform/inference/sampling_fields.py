@@ -6,6 +6,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic import field_validator as validates
 
 from loraplex.engine.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_COUNT,
     MAX_REPETITION_PENALTY,
     MAX_STOP_STRINGS,
     RANGES,
@@ -13,10 +15,12 @@ from loraplex.engine.sampling_params import (
     SamplingParams,
 )
 from loraplex.platform.errors import Fault, InvalidRequest
+from loraplex.platform.inference.answer_options import AnswerOptions
 from loraplex.platform.inference.fields import Body, Ignored, Text, Within, check_text, only
 
 LIMITS = {name: Within(low, high) for name, low, high in RANGES}
 MAX_PRIORITY = 1000
+MAX_WORD_LENGTH = 256
 MAX_DIGITS = 20  # of a token id in words
 
 
@@ -59,17 +63,39 @@ def _as_stop(value: object) -> object:
     return texts
 
 
+def _as_allowed(value: object) -> object:
+    return None if value is None else _as_token_ids(value)
+
+
+def _as_bad_words(value: object) -> object:
+    words = _as_texts(value)
+    if isinstance(words, tuple) and (
+        len(words) > MAX_BAD_WORDS or not all(0 < len(word) <= MAX_WORD_LENGTH for word in words)
+    ):
+        raise ValueError(
+            f"takes at most {MAX_BAD_WORDS} words of 1 to {MAX_WORD_LENGTH} characters"
+        )
+    return words
+
+
 Texts = Annotated[
     tuple[str, ...], BeforeValidator(_as_stop, json_schema_input_type=str | list[str])
 ]
 TokenIds = Annotated[
     tuple[int, ...], BeforeValidator(_as_token_ids, json_schema_input_type=list[int])
 ]
+AllowedTokenIds = Annotated[
+    tuple[int, ...] | None, BeforeValidator(_as_allowed, json_schema_input_type=list[int])
+]
+BadWords = Annotated[
+    tuple[str, ...], BeforeValidator(_as_bad_words, json_schema_input_type=list[str])
+]
 Bias = Annotated[dict[int, float] | None, BeforeValidator(_as_bias)]
 
 
 class StreamOptions(Body):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Ignored = None
 
 
@@ -95,6 +121,11 @@ class SamplingFields(Body):
     )
     min_tokens: Annotated[int | None, LIMITS["min_tokens"]] = None
     stop_token_ids: TokenIds = ()
+    allowed_token_ids: AllowedTokenIds = None
+    bad_words: BadWords = ()
+    truncate_prompt_tokens: Annotated[int | None, Within(-1, MAX_COUNT)] = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -122,6 +153,13 @@ class SamplingFields(Body):
     logits_processors: Annotated[Any, only([])] = None
     spaces_between_special_tokens: Annotated[Any, only(True)] = None
 
+    @validates("truncate_prompt_tokens")
+    @classmethod
+    def _keeps_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be -1, for as many as fit, or at least 1")
+        return value
+
     @validates("stream_options")
     @classmethod
     def _needs_stream(
@@ -139,8 +177,14 @@ class SamplingFields(Body):
         return value
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def answer_options(self) -> AnswerOptions:
+        streamed = self.stream_options or StreamOptions()
+        return AnswerOptions(
+            usage_at_end=streamed.include_usage,
+            usage_in_chunks=streamed.continuous_usage_stats,
+            token_ids=self.return_token_ids is True,
+            tokens_as_ids=self.return_tokens_as_token_ids is True,
+        )
 
     def to_sampling(self, **more: object) -> SamplingParams:
         """Raises InvalidRequest with every fault that only shows when all is put together."""

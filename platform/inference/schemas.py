@@ -1,12 +1,15 @@
 """The bodies of the two inference routes."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 from pydantic import field_validator as validates
 from typing_extensions import TypedDict
 
-from loraplex.platform.inference.fields import Body, Ignored, Text, check_text, only
+from loraplex.engine.sampling_params import MAX_COUNT
+from loraplex.platform.inference.answer_options import AnswerOptions
+from loraplex.platform.inference.fields import Body, Ignored, Text, Within, check_text, only
 from loraplex.platform.inference.sampling_fields import LIMITS, SamplingFields
 
 MAX_PROMPTS = 1024
@@ -100,6 +103,8 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, LIMITS["logprobs"]] = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     parallel_tool_calls: Ignored = None
@@ -125,6 +130,13 @@ class ChatCompletionRequest(SamplingFields):
             raise ValueError("needs logprobs to be true")
         return value
 
+    @validates("continue_final_message")
+    @classmethod
+    def _is_no_new_turn(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and info.data.get("add_generation_prompt"):
+            raise ValueError("cannot be true when add_generation_prompt is")
+        return value
+
     @property
     def num_characters(self) -> int:
         """Of all messages."""
@@ -140,12 +152,22 @@ class ChatCompletionRequest(SamplingFields):
 
 
 class CompletionRequest(SamplingFields):
+    max_tokens: Annotated[int | None, Within(0, MAX_COUNT)] = None
     prompt: Prompts
     logprobs: Annotated[int | None, LIMITS["logprobs"], BeforeValidator(_not_false)] = None
     echo: bool | None = False
     best_of: int | None = None
     suffix: Annotated[Any, only("")] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether no answer is wanted, only the prompt with its log-probabilities."""
+        return self.max_tokens == 0 and self.echo is True
+
+    @property
+    def answer_options(self) -> AnswerOptions:
+        return replace(super().answer_options, echo=self.echo is True)
 
     @validates("best_of")
     @classmethod

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.auth.principal import Principal
+from loraplex.platform.catalog.adapter_text import AdapterText, read_adapter_text
 from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable
@@ -29,6 +30,13 @@ from loraplex.platform.inference.schemas import (
     CompletionRequest,
 )
 from loraplex.platform.inference.tokenizer_threads import TokenizerJob, TokenizerThreads
+from loraplex.platform.inference.words import (
+    bad_sequences,
+    refuse_foreign_template,
+    refuse_hidden_stops,
+)
+
+FINGERPRINT_LENGTH = 12
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class _Call:
     beginning: Beginning | None
     limits: ModelLimits
     priority: int
+    fingerprint: str  # of the model that answers
 
     def tokenizer_job(self, num_characters: int) -> TokenizerJob:
         max_tokens = self.limits.max_model_len
@@ -57,11 +66,15 @@ class InferenceService:
         catalog: Catalog,
         base_prompts: BasePrompts,
         seeds: RequestSeeds,
+        *,
+        allow_chat_templates: bool = False,
     ) -> None:
+        """`allow_chat_templates`: callers may bring templates of their own."""
         self.engine = engine
         self._catalog = catalog
         self._base_prompts = base_prompts
         self._seeds = seeds
+        self._allow_chat_templates = allow_chat_templates
         self._tokenizer: Tokenizer | None = None
         self._folder: Path | None = None  # that it is from
         self._threads = TokenizerThreads()
@@ -92,17 +105,34 @@ class InferenceService:
         if self._tokenizer is not None:
             self._tokenizer.close()
 
+    async def read_adapter_text(self, folder: Path) -> AdapterText:
+        """What an adapter's folder says about text.
+
+        Raises:
+            RequestRejected: where it has a chat template that is none.
+        """
+        if self._tokenizer is None or self._folder is None:
+            raise Unavailable(STARTING)
+        return await asyncio.to_thread(read_adapter_text, folder, self._folder, self._tokenizer)
+
     async def chat(self, principal: Principal, body: ChatCompletionRequest) -> Generation:
         """Raises ApiError, or PromptRejected by the chat template."""
         call, tokenizer = self._open("chatcmpl", "messages", principal, body)
+        template = body.chat_template or call.model.text.chat_template
         sampling = body.to_sampling(
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=body.num_logprobs,
-            stop=(*body.stop, *tokenizer.default_stop),
+            stop=(*body.stop, *(() if template else tokenizer.default_stop)),
+            bad_token_sequences=await _bad_sequences(tokenizer, body),
         )
         check_sampling(call.limits, sampling)
+        if not self._allow_chat_templates:
+            refuse_foreign_template(tokenizer, body.chat_template)
         job = call.tokenizer_job(body.num_characters)
-        prompt = await self._threads.run(job, tokenizer, _render, body, call.beginning)
+        keep = _kept_tokens(call, body, sampling)
+        prompt = await self._threads.run(
+            job, tokenizer, _render, body, call.beginning, template, keep
+        )
         return self._assemble(call, [prompt], sampling, default_tokens=None)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
@@ -111,12 +141,18 @@ class InferenceService:
         prompt_logprobs = body.prompt_logprobs
         if prompt_logprobs is None and body.echo:
             prompt_logprobs = body.logprobs
-        sampling = body.to_sampling(prompt_logprobs=prompt_logprobs)
+        sampling = body.to_sampling(
+            max_tokens=1 if body.only_scores else body.max_tokens,
+            prompt_logprobs=prompt_logprobs,
+            bad_token_sequences=await _bad_sequences(tokenizer, body),
+        )
         check_sampling(call.limits, sampling)
         check_choices(len(body.prompt), sampling.n)
         job = call.tokenizer_job(body.num_characters)
-        prompts = await self._threads.run(job, tokenizer, _encode, body, call.beginning)
-        return self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
+        keep = _kept_tokens(call, body, sampling)
+        prompts = await self._threads.run(job, tokenizer, _encode, body, call.beginning, keep)
+        generation = self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
+        return replace(generation, only_scores=body.only_scores)
 
     def _open(
         self, kind: str, param: str, principal: Principal, body: SamplingFields
@@ -134,6 +170,7 @@ class InferenceService:
             beginning=self._beginning(body, model),
             limits=ModelLimits.of(info),
             priority=body.priority or 0,
+            fingerprint=f"fp_{info.model_revision[:FINGERPRINT_LENGTH]}",
         )
         return call, self._tokenizer
 
@@ -164,8 +201,15 @@ class InferenceService:
                     call_id=call.id,
                 )
             )
-        created, name = int(time.time()), call.model.name
-        return Generation(call.id, created, name, list(prompts), requests, self.tokenizer)
+        return Generation(
+            id=call.id,
+            created=int(time.time()),
+            model=call.model.name,
+            prompts=list(prompts),
+            requests=requests,
+            tokenizer=self.tokenizer,
+            fingerprint=call.fingerprint,
+        )
 
     def _beginning(self, body: SamplingFields, model: Model) -> Beginning | None:
         """With the base prompt that the request names, or else its model's."""
@@ -176,6 +220,12 @@ class InferenceService:
         beginning = Beginning(self._base_prompts.resolve(name), is_named)
         _refuse_other_kind(beginning, body)
         return beginning
+
+
+async def _bad_sequences(tokenizer: Tokenizer, body: SamplingFields) -> tuple[tuple[int, ...], ...]:
+    if not body.bad_words:
+        return ()
+    return await asyncio.to_thread(bad_sequences, tokenizer, body.bad_words)
 
 
 def _refuse_other_kind(beginning: Beginning, body: SamplingFields) -> None:
@@ -190,18 +240,29 @@ def _refuse_other_kind(beginning: Beginning, body: SamplingFields) -> None:
 
 
 def _render(
-    tokenizer: Tokenizer, body: ChatCompletionRequest, beginning: Beginning | None
+    tokenizer: Tokenizer,
+    body: ChatCompletionRequest,
+    beginning: Beginning | None,
+    template: str | None,
+    keep: int | None,
 ) -> Prompt:
     """Raises InvalidRequest where the template does not let the base prompt come first."""
-    _refuse_stops_that_never_come(tokenizer, body)
+    if body.skip_special_tokens is not False:
+        refuse_hidden_stops(tokenizer, body.stop)
     own = [message.for_template() for message in body.messages]
     text = tokenizer.render_chat(
         own if beginning is None else beginning.chat(own),
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.add_generation_prompt is not False
+        and not body.continue_final_message,
         variables=body.chat_template_kwargs,
         now=None if beginning is None else beginning.prompt.published_at,
+        continues_last=body.continue_final_message is True,
+        template=template,
     )
-    token_ids = tokenizer.encode(text, body.add_special_tokens is True)
+    adds_special = body.add_special_tokens is True
+    if keep is not None:
+        return Prompt(tokenizer.encode_end(text, keep, adds_special), "")
+    token_ids = tokenizer.encode(text, adds_special)
     base = [] if beginning is None else beginning.prompt.token_ids
     if beginning is not None and token_ids[: len(base)] != base:
         raise InvalidRequest(
@@ -213,10 +274,11 @@ def _render(
 
 
 def _encode(
-    tokenizer: Tokenizer, body: CompletionRequest, beginning: Beginning | None
+    tokenizer: Tokenizer, body: CompletionRequest, beginning: Beginning | None, keep: int | None
 ) -> list[Prompt]:
     """Raises InvalidRequest for special tokens that are to come behind a base prompt."""
-    _refuse_stops_that_never_come(tokenizer, body)
+    if body.skip_special_tokens is not False:
+        refuse_hidden_stops(tokenizer, body.stop)
     if beginning is not None:
         if body.add_special_tokens:
             raise InvalidRequest(
@@ -227,29 +289,39 @@ def _encode(
         prompts = [Prompt(beginning.completion(tokenizer, own), "") for own in body.prompt]
     else:
         adds_special = body.add_special_tokens is not False
-        prompts = [
-            Prompt(tokenizer.encode(own, adds_special), own)
-            if isinstance(own, str)
-            else Prompt(own, "")
-            for own in body.prompt
-        ]
+        prompts = [_encoded(tokenizer, own, adds_special, keep) for own in body.prompt]
     if not body.echo:
         return prompts
     return [_for_echo(tokenizer, prompt, body.logprobs is not None) for prompt in prompts]
 
 
-def _refuse_stops_that_never_come(tokenizer: Tokenizer, body: SamplingFields) -> None:
-    """Raises InvalidRequest for special tokens within stop strings; alone they are found by id."""
-    if body.skip_special_tokens is False:
-        return
-    for stop in body.stop:
-        special = tokenizer.special_in(stop)
-        if special is not None and special != stop:
-            raise InvalidRequest(
-                f"stop: the text never holds the special token {special!r}. Give it as a stop "
-                "string by itself or in stop_token_ids, or set skip_special_tokens to false.",
-                "stop",
-            )
+def _encoded(
+    tokenizer: Tokenizer, own: str | list[int], adds_special: bool, keep: int | None
+) -> Prompt:
+    if isinstance(own, list):
+        return Prompt(own if keep is None else own[-keep:], "")
+    if keep is None:
+        return Prompt(tokenizer.encode(own, adds_special), own)
+    return Prompt(tokenizer.encode_end(own, keep, adds_special), "")
+
+
+def _kept_tokens(call: _Call, body: SamplingFields, sampling: SamplingParams) -> int | None:
+    """How many tokens a prompt may keep; None: all.
+
+    Raises:
+        InvalidRequest: for a prompt that begins with a base prompt, which is never cut.
+    """
+    wanted = body.truncate_prompt_tokens
+    if wanted is not None and call.beginning is not None:
+        name = call.beginning.prompt.name
+        raise InvalidRequest(
+            f"truncate_prompt_tokens cannot be given with the base prompt '{name}'.",
+            "truncate_prompt_tokens",
+        )
+    if wanted != -1:
+        return wanted
+    answer = max(sampling.max_tokens or sampling.min_tokens, 1)
+    return max(1, call.limits.max_model_len - answer)
 
 
 def _for_echo(tokenizer: Tokenizer, prompt: Prompt, has_logprobs: bool) -> Prompt:

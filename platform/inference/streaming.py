@@ -30,7 +30,7 @@ class Renderer(Protocol):
     """Turns events into one route's shapes."""
 
     def whole(self, results: list[ChoiceResult], usage: Usage) -> msgspec.Struct: ...
-    def chunks(self, item: ChoiceEvent) -> Iterator[msgspec.Struct]: ...
+    def chunks(self, item: ChoiceEvent, tally: UsageTally) -> Iterator[msgspec.Struct]: ...
     def last(self, usage: Usage) -> msgspec.Struct: ...
 
 
@@ -139,7 +139,7 @@ async def _frames(
         async with contextlib.aclosing(rest):
             while item is not None:
                 tally.add(item)
-                if frame := b"".join(_frame(chunk) for chunk in renderer.chunks(item)):
+                if frame := b"".join(_frame(chunk) for chunk in renderer.chunks(item, tally)):
                     yield frame
                 item = await anext(rest, None)
     except Exception as error:

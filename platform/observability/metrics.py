@@ -20,6 +20,8 @@ from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
 LONG = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+TOKENS = tuple(unit * 10**power for power in range(6) for unit in (1, 2, 5))
+CHOICES = (1, 2, 5, 10, 20)
 LABEL = "model_name"
 
 # They would be a second series for each metric, which only says when this process started.
@@ -134,6 +136,22 @@ class Metrics:
         self._whole = self._histogram(
             "e2e_request_latency_seconds", "From a request to its last token", LONG
         )
+        self._decoding = self._histogram(
+            "request_decode_time_seconds", "From a choice's first token to its last", LONG
+        )
+        self._prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Tokens of a request's prompt", TOKENS
+        )
+        self._generated_tokens = self._histogram(
+            "request_generation_tokens", "Tokens that a choice generated", TOKENS
+        )
+        self._max_tokens = self._histogram(
+            "request_params_max_tokens", "Most tokens that a request allows, where it says", TOKENS
+        )
+        self._num_choices = self._histogram(
+            "request_params_n", "Choices that a request asks for", CHOICES
+        )
+        self.num_active = 0  # requests being answered
 
     def render(self, stats: EngineStats | None) -> bytes:
         """Prometheus text. `stats` is None while there is no engine to ask."""
@@ -145,25 +163,39 @@ class Metrics:
     ) -> AsyncGenerator[ChoiceEvent, None]:
         """Passes the events on unchanged, and takes their times."""
         start = time.monotonic()
+        first: dict[int, float] = {}
         latest: dict[int, float] = {}
         num_choices = len(generation.requests) * generation.choices_per_prompt
         outcome = FinishReason.ABORT.value
+        self._note_request(generation)
+        self.num_active += 1
         try:
             async with aclosing(events):
                 async for item in events:
-                    self._note(item, start, latest)
+                    self._note(item, start, first, latest)
                     num_choices -= item.event.finish_reason is not None
                     yield item
         except Exception:
             outcome = "error"
             raise
         finally:
+            self.num_active -= 1
             if num_choices:
                 self._finished.labels(self._model_name, outcome).inc(num_choices)
 
-    def _note(self, item: ChoiceEvent, start: float, latest: dict[int, float]) -> None:
+    def _note_request(self, generation: Generation) -> None:
+        for prompt, request in zip(generation.prompts, generation.requests, strict=True):
+            self._prompt_tokens.observe(len(prompt.token_ids))
+            self._num_choices.observe(request.sampling.n)
+            if request.sampling.max_tokens is not None:
+                self._max_tokens.observe(request.sampling.max_tokens)
+
+    def _note(
+        self, item: ChoiceEvent, start: float, first: dict[int, float], latest: dict[int, float]
+    ) -> None:
         now, event = time.monotonic(), item.event
         if item.choice not in latest:
+            first[item.choice] = now
             self._first_token.observe(now - start)
         elif event.token_ids:
             self._between_tokens.observe((now - latest[item.choice]) / len(event.token_ids))
@@ -171,7 +203,9 @@ class Metrics:
         if event.finish_reason is not None:
             self._finished.labels(self._model_name, event.finish_reason.value).inc()
             self._whole.observe(now - start)
+            self._decoding.observe(now - first[item.choice])
             if event.usage is not None:
+                self._generated_tokens.observe(event.usage.completion_tokens)
                 self._per_token.observe((now - start) / max(1, event.usage.completion_tokens))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

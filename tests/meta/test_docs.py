@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from typer.main import get_command
 
 from loraplex.engine.protocol import EngineStats, FailureCode
+from loraplex.platform.catalog import endpoints as adapters
 from loraplex.platform.cli import app
 from loraplex.platform.config import PREFIX, Settings
 from loraplex.platform.errors import ApiError
@@ -44,7 +45,7 @@ def metrics() -> set[str]:
 
 
 def routes() -> set[str]:
-    found = [*inference.router.routes, *operations.router.routes]
+    found = [*inference.router.routes, *operations.router.routes, *adapters.router.routes]
     return {route.path.replace(":path", "") for route in found if isinstance(route, APIRoute)}
 
 

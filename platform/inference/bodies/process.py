@@ -112,6 +112,9 @@ def _answer(job: Job) -> Any:
         body = parse(job.kind, job.content)
         if not isinstance(body, CompletionRequest) or not isinstance(body.prompt[0], list):
             return body, None
+        if (wanted := body.truncate_prompt_tokens) is not None:
+            keep = wanted if wanted > 0 else job.max_tokens
+            body.prompt = [ids[-keep:] for ids in body.prompt if isinstance(ids, list)]
         longest = max(map(len, body.prompt))
         if longest > job.max_tokens:
             return too_long("prompt", job.max_tokens, longest)

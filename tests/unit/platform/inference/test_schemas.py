@@ -36,7 +36,7 @@ def test_null_is_the_same_as_leaving_it_out(more: dict[str, Any]) -> None:
     expected = ChatCompletionRequest.model_validate(plain)
     assert body.to_sampling() == expected.to_sampling()
     assert body.messages == expected.messages
-    assert body.include_usage is False
+    assert body.answer_options.usage_at_end is False
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""How models and base prompts are shown to callers."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from loraplex.adapters.manifest import Activation
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int  # Unix seconds
+    owned_by: str = "loraplex"
+    root: str
+    parent: str | None  # an adapter's base model
+    activation: Activation | None
+    base_prompt: str | None
+    fault: str | None  # why it cannot be served now
+    max_model_len: int | None
+    chat_template: Literal["base", "adapter"]  # whose is used
+    notes: list[str]  # what is not as the adapter's folder has it
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class BasePromptCard(BaseModel):
+    id: str
+    object: Literal["base_prompt"] = "base_prompt"
+    created: int
+    version: int
+    kind: Literal["messages", "text"]
+    num_tokens: int
+
+
+class BasePromptList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BasePromptCard]
