@@ -54,10 +54,11 @@ test-slow: install ## Run the tests that are too long for every day
 test-gpu: install ## Run on a GPU what can run there: kernels and engines; warnings of other libraries are let pass
 	$(BIN)/pytest -m "gpu and not slow" -W default $(ARGS)
 
-lint: install ## Check format, style and types
+lint: install ## Check format, style and types, and print what has grown too large
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@$(BIN)/python tests/meta/sizes.py
 
 format: install ## Rewrite the sources in the house format
 	$(BIN)/ruff format .

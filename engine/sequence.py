@@ -15,6 +15,12 @@ from loraplex.engine.step import Logprobs
 from loraplex.engine.text.detokenizer import Detokenizer
 
 _ids = count()
+_SHARED_BY_CHOICES = (  # values that nobody changes in place
+    *("request_id", "tenant", "namespace", "adapter", "adapter_start", "frontier", "base_prompt"),
+    *("output", "priority", "call", "turn", "arrival", "sampling", "seed", "max_len", "status"),
+    *("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "added_at", "adapter_slot"),
+    *("finish_reason", "stop_reason"),
+)
 
 
 @dataclass
@@ -148,7 +154,8 @@ class Sequence:
     def fork(self, index: int) -> "Sequence":
         """Another choice of the same request, at this very point, without blocks of its own."""
         child = object.__new__(Sequence)
-        child.__dict__.update(self.__dict__)
+        for name in _SHARED_BY_CHOICES:
+            setattr(child, name, getattr(self, name))
         child.seq_id = next(_ids)
         child.index = index
         child.num_preemptions = 0

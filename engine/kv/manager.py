@@ -184,11 +184,10 @@ class KVCacheManager:
     def slots(self) -> tuple[int, int]:
         """(allocated, used) token slots over all groups; a shared block counts once.
 
-        A slot behind the window in a block that is still needed counts as used: it was.
+        A slot behind the window in a block that is still needed counts as used: it was. Only the
+        ends of tables are looked at, so it costs the same however long the sequences are.
         """
-        held = {b.block_id for t in self._tables.values() for row in t.blocks for b in row}
-        held.discard(NULL_BLOCK_ID)
-        allocated = len(held) * self.block_size
+        allocated = (self.pool.num_blocks - self.pool.num_free) * self.block_size
         unused: dict[int, int] = {}
         for seq_id, table in self._tables.items():
             for row, written in zip(table.blocks, table.written_from.tolist(), strict=True):

@@ -39,8 +39,13 @@ class Detokenizer:
 
     def fork(self) -> "Detokenizer":
         twin = object.__new__(Detokenizer)
-        twin.__dict__.update(self.__dict__)
+        twin._tokenizer = self._tokenizer
+        twin._skip_special_tokens = self._skip_special_tokens
+        twin._stop = self._stop
+        twin._include_stop = self._include_stop
         twin._ids = list(self._ids)
+        twin._window_start, twin._read = self._window_start, self._read
+        twin._held = self._held
         return twin
 
     def add(self, token_id: int) -> None:

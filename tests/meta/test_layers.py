@@ -98,3 +98,46 @@ for name in sys.argv[1:]:
     )
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+ORDER = (  # inside the engine; a room may import those before it, and the window
+    {"step": 0, "text": 1, "sequence": 2, "kv": 3, "scheduling": 4, "commands": 5}
+    | {"build": 6, "llm_engine": 7}
+)
+DEVICE_ORDER = {"step": 0, "kv": 1, "model": 2, "worker": 3, "build": 4}
+TORCH_FREE = ("engine/text", "engine/kv", "engine/scheduling")
+
+
+def room_of(name: str) -> str:
+    """The first part of a module's name inside the engine; empty outside."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["loraplex", "engine"] and len(parts) > 2 else ""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "engine").rglob("*.py")), ids=name_of)
+def test_the_engines_rooms_import_in_one_order(path: Path) -> None:
+    room = room_of(module_of(path))
+    seen = {room_of(name) for name in imports(path)} - {room, ""}
+    ordered = [order for order in (ORDER, DEVICE_ORDER) if room in order]
+    allowed = {name for order in ordered for name in order if order[name] < order[room]}
+    known = ORDER.keys() | DEVICE_ORDER.keys()
+
+    assert not ordered or (seen & known) - allowed == set()
+
+
+def test_rooms_that_need_no_device_load_without_torch() -> None:
+    modules = [
+        module_of(path) for folder in TORCH_FREE for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    script = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"{name} brings torch")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *modules], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

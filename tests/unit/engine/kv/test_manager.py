@@ -3,6 +3,7 @@
 import pytest
 from support.engine.kv import FULL, FULL_AND_SLIDING, admit, compute, kv_manager, sequence_of
 from support.engine.shadow_cache import ShadowCache
+from support.instructions import count_lines
 
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.layer_state import SlidingWindow
@@ -217,3 +218,15 @@ def test_the_audit_finds_a_device_mirror_that_differs() -> None:
 
     with pytest.raises(RuntimeError, match="mirror differs"):
         kv.check_integrity()
+
+
+def test_slots_are_counted_at_one_cost_however_long_the_sequences() -> None:
+    costs = []
+    for length in (20, 120):
+        kv = kv_manager(100, groups=FULL_AND_SLIDING)
+        sequence = sequence_of([1] * length)
+        admit(kv, sequence)
+        compute(kv, sequence)
+        costs.append(count_lines(kv.slots))
+
+    assert costs[0] == costs[1]
