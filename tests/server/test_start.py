@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.server import LORAPLEX, Server
 
+from loraplex.platform.cli import OPTIONS
+
 pytestmark = pytest.mark.server
 
 
@@ -152,7 +154,7 @@ def test_help_explains_every_option_with_its_default() -> None:
     ).stdout
 
     options = [line for line in text.splitlines() if line.startswith("  --")]
-    assert len(options) == 42
+    assert len(options) == len(OPTIONS) + 1  # --help
     assert " ".join(text.split()).count("[default: ") == len(options) - 2  # --model and --help
 
 
