@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -51,6 +52,13 @@ class HttpServer(uvicorn.Server):
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal ends the wait for answers under way, but not without a word."""
+        if self.should_exit:
+            self._stopping.set()
+            asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, self._connections.end_all)
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets answers under way finish for `shutdown_timeout` seconds; then each of the others

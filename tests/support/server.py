@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sysconfig
 import threading
@@ -127,6 +128,10 @@ class Server:
         """Asks it to end, and returns its exit status."""
         self._process.terminate()
         return self.wait_exit()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         """Ends it without a word."""
