@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import ByteLevel
 
 from loraplex.engine.errors import PromptTooLong
 
@@ -80,9 +81,11 @@ def _keeps_all(backend: Backend) -> bool:
         for part in parts
     ):
         return False
-    model = backend.model
-    has_bytes = any(part["type"] == "ByteLevel" for part in parts)
-    return type(model).__name__ == "BPE" and (has_bytes or model.byte_fallback)
+    is_byte_level = any(part["type"] == "ByteLevel" for part in parts)
+    if type(backend.model).__name__ != "BPE" or not (is_byte_level or backend.model.byte_fallback):
+        return False
+    bytes_ = ByteLevel.alphabet() if is_byte_level else [f"<0x{it:02X}>" for it in range(256)]
+    return all(backend.token_to_id(byte) is not None for byte in bytes_)
 
 
 def _shrinkage(normalizer: dict[str, Any] | None) -> int | None:
@@ -111,4 +114,7 @@ def _parts(state: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 def _state(component: Any) -> dict[str, Any] | None:
     """As in tokenizer.json."""
-    return None if component is None else json.loads(component.__getstate__())
+    if component is None:
+        return None
+    state: dict[str, Any] = json.loads(component.__getstate__())
+    return state

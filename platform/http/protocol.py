@@ -18,6 +18,7 @@ MAX_HEAD_BYTES = 2**16  # of a request line and its headers; also of what is pip
 MAX_PIPELINED = 64  # requests that may wait for the one before
 SMALL_PIECE, MAX_SMALL_PIECES = 16, 2**14  # bytes; of one body
 MAX_IGNORED_BYTES = 2**20  # behind a request that is refused
+MAX_UNREAD_BODY = 2**26  # bytes of a body that come when its request has been answered
 LINGER_SECONDS = 1.0
 FEWEST_BODY_BYTES = 2**14  # that make a part of a body, within each request timeout
 
@@ -63,6 +64,7 @@ class ClientConnection(HttpToolsProtocol):
         self._is_in_body = False
         self._head_bytes = 0
         self._num_small_pieces = 0
+        self._unread_body = 0
         self._unreported_bytes = 0  # since the parser last found a head's end or a piece of body
         self._waiting_since: float | None = None
         self._head_since: float | None = None
@@ -146,7 +148,7 @@ class ClientConnection(HttpToolsProtocol):
             self._stop(InvalidRequest("There are too many requests behind the one under way."))
         super().on_headers_complete()
         self._is_in_body = True
-        self._num_small_pieces = 0
+        self._num_small_pieces = self._unread_body = 0
         self._unreported_bytes = 0
         self._waiting_since = self._head_since = None
         self._part_since, self._part_bytes = self.loop.time(), 0
@@ -159,6 +161,10 @@ class ClientConnection(HttpToolsProtocol):
             self._num_small_pieces += 1
             if self._num_small_pieces > MAX_SMALL_PIECES:
                 self._stop(InvalidRequest("The body comes in too many small chunks."))
+        if self.cycle.response_complete:
+            self._unread_body += len(body)
+            if self._unread_body > MAX_UNREAD_BODY:
+                self.end()
         super().on_body(body)
         self._keep_reading()
 

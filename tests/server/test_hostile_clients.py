@@ -195,6 +195,14 @@ def test_what_is_cut_too_small_is_not_taken(strict: Server, content: bytes) -> N
     assert is_served(strict)
 
 
+def test_a_body_that_is_sent_after_the_answer_comes_to_an_end(strict: Server) -> None:
+    with connect(strict) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 10000000000\r\n\r\n")
+
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            connection.sendall(b" " * (200 * 2**20))
+
+
 def test_an_address_has_a_largest_number_of_connections(strict: Server) -> None:
     with ExitStack() as stack:
         open_ones = [stack.enter_context(connect(strict)) for _ in range(MAX_PER_ADDRESS)]

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.inference.bodies.budget import MemoryBudget
+from loraplex.platform.inference.bodies.budget import MemoryBudget, Room
 from loraplex.platform.inference.bodies.parsing import Body, parse
 from loraplex.platform.inference.bodies.process import ParsingProcess
 from loraplex.platform.inference.waiting import unless_gone, unless_stopping
@@ -43,7 +43,8 @@ class BodyReader:
         _check_content_type(request)
         tenant: str = request.state.principal.tenant
         async with contextlib.AsyncExitStack() as stack:
-            size, room = self._size(request), None
+            size = self._size(request)
+            room: Room | None = None
             if size > FREE_BYTES:
                 hold = self._budget.hold(tenant, size)
                 room = await unless_stopping(request, stack.enter_async_context(hold))

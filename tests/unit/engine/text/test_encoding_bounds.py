@@ -14,13 +14,16 @@ from loraplex.engine.text.tokenizer import Tokenizer
 LONGEST = "abcdefgh"
 
 
-def backend(byte_fallback: bool = True) -> Backend:
+def backend(byte_fallback: bool = True, has_bytes: bool = True) -> Backend:
     letters = {letter: number for number, letter in enumerate(LONGEST)}
     merges, whole = [], LONGEST[0]
     for letter in LONGEST[1:]:
         merges.append((whole, letter))
         whole += letter
         letters[whole] = len(letters)
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if has_bytes else []
+    for byte in (*alphabet, *(f"<0x{it:02X}>" for it in range(256 if has_bytes else 0))):
+        letters.setdefault(byte, len(letters))
     model = models.BPE(letters, merges, byte_fallback=byte_fallback)
     return Backend(model)
 
@@ -107,6 +110,7 @@ def test_what_drops_characters_has_a_larger_bound(
 
 def test_unknown_characters_may_vanish_without_bytes_to_fall_back_on() -> None:
     assert characters_per_token(backend(byte_fallback=False)) == 128
+    assert characters_per_token(backend(has_bytes=False)) == 128
 
 
 def test_a_checkpoint_s_tokenizer_has_a_bound(tmp_path: Path) -> None:
