@@ -22,10 +22,11 @@ from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.recompute_cost import RecomputeCost
+from loraplex.engine.model.checkpoint import first_line
 from loraplex.engine.model.feed_forward import swap_feed_forward
 from loraplex.engine.model.loader import LoadedModel, load_model
 from loraplex.engine.model.norms import swap_norms
-from loraplex.engine.model.packing import pack_linears
+from loraplex.engine.model.packing import leave_checkpoint, pack_linears
 from loraplex.engine.model.probe import AttentionProbe, probe_layers
 from loraplex.engine.model.rotary import swap_rotary
 from loraplex.engine.protocol import StartProgress
@@ -75,12 +76,11 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
     begin(0)
     loaded = load_model(config)
     tokenizer_folder = _tokenizer_folder(config, loaded)
-    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
     begin(1)
     with torch.inference_mode():
         probe = probe_layers(loaded.model, loaded.max_model_len)
-    with gpu_faults_refused(config):
-        kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
+    kernels = _kernels(config, loaded)
     context = LoRAContext()
     sites = inject_lora(loaded.model, context, config.max_adapter_slots, kernels)
     with gpu_faults_refused(config):
@@ -110,6 +110,14 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         recompute=kv.recompute,
         warmth=MemoryWarmth(kv.cache.storage, kv.manager.pool),
     )
+
+
+def _kernels(config: EngineConfig, loaded: LoadedModel) -> Kernels:
+    with gpu_faults_refused(config):
+        kernels = choose_kernels(config.kernels, loaded.device, loaded.dtype)
+    if loaded.device.type == "cpu" and (kernels is NAIVE or loaded.dtype != torch.bfloat16):
+        leave_checkpoint(loaded.model)  # where linears are packed, that does it
+    return kernels
 
 
 def _lora(
@@ -233,6 +241,14 @@ def _rehearse(
     return record_steps(config, forward, kv.manager, kernels, sizes=(config.max_num_seqs,))
 
 
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """Raises UnsupportedModel where the file is no tokenizer."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise UnsupportedModel(f"cannot read {path}: {error}") from error
+
+
 def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
     """The folder that holds tokenizer.json: the model's, or a converted copy in the data folder.
 
@@ -247,8 +263,9 @@ def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
             AutoTokenizer.from_pretrained(loaded.folder, local_files_only=True).save_pretrained(
                 copy
             )
-        except (OSError, ValueError, ImportError) as error:
-            raise UnsupportedModel(f"{loaded.folder} has no usable tokenizer: {error}") from error
+        except Exception as error:  # whatever a tokenizer of another form meets
+            message = f"{loaded.folder} has no usable tokenizer: {first_line(error)}"
+            raise UnsupportedModel(message) from error
     if not (copy / "tokenizer.json").is_file():
         raise UnsupportedModel(f"{loaded.folder} has a tokenizer without a fast version")
     return copy

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -56,7 +56,7 @@ def read_weights(
     faults = _faults(model, report)
     if faults:
         raise UnsupportedModel(f"{folder} does not fit its config.json: {'; '.join(faults)}")
-    return model
+    return cast(PreTrainedModel, model)
 
 
 def first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """A Hugging Face folder into a model: what is refused, in which dtype, on which device."""
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,9 @@ from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.model.checkpoint import first_line, read_weights
 
 _SAMPLE = 1 << 20  # bytes read at each end of a weights file for the revision
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model = read_weights(folder, hf_config, dtype, device)
     nn.Module.to(model, device)
     nn.Module.eval(model)
+    vocab_size = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     return LoadedModel(
         model=model,
         folder=folder,
@@ -53,8 +58,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
         dtype=dtype,
         revision=revision(folder),
         max_model_len=max_model_len,
-        vocab_size=cast(nn.Embedding, model.get_input_embeddings()).num_embeddings,
-        eos_token_ids=_eos_token_ids(model),
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(model, vocab_size),
     )
 
 
@@ -174,9 +179,13 @@ def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     return nested or [rope]
 
 
-def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> frozenset[int]:
+    """Of the config and the generation config; ids that the model can never sample are left out."""
     found: set[int] = set()
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         found.update([eos] if isinstance(eos, int) else eos or [])
-    return frozenset(found)
+    unknown = sorted(token for token in found if not 0 <= token < vocab_size)
+    if unknown:
+        logger.warning("End tokens outside the vocabulary are left out: %s", unknown)
+    return frozenset(found.difference(unknown))

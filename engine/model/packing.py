@@ -71,8 +71,15 @@ def pack_linears(model: nn.Module, format: LinearFormat) -> None:
         for where, embedding in embeddings:
             if embedding.weight is old.weight:
                 _replace_embedding(where, embedding, packed[key])
+    leave_checkpoint(model)
+
+
+def leave_checkpoint(model: nn.Module) -> None:
+    """Copies what is still a view of the mapped checkpoint, so that its files may change or end.
+
+    A mapped file that is cut short would end the process, and one view keeps all of it in memory.
+    """
     for parameter in model.parameters():
-        # A view of the mapped checkpoint: the last one would keep all of it in memory.
         parameter.data = parameter.data.clone()
     give_back_freed_memory()
 

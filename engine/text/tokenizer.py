@@ -69,7 +69,14 @@ class Tokenizer:
             raise UnsupportedModel(f"Cannot read {folder / 'tokenizer.json'}: {error}") from error
         declared = read_json(folder / "tokenizer_config.json")
         config = {**read_json(folder / "special_tokens_map.json"), **declared}
-        return cls(backend, config, read_templates(folder, declared))
+        templates = read_templates(folder, declared)
+        try:
+            return cls(backend, config, templates)
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # whatever an entry of another form meets
+            message = f"Cannot use {folder / 'tokenizer_config.json'}: {error}"
+            raise UnsupportedModel(message) from error
 
     def close(self) -> None:
         """Ends the processes that chat templates run in. More chats can still be rendered."""

@@ -77,7 +77,7 @@ class DiskFolder:
     def _take_over(self) -> None:
         """Moves here what lies in folders that nobody uses, or it would stay outside all limits."""
         for folder in self._parent.iterdir():
-            if folder == self.path or not folder.name.isdigit():
+            if folder == self.path or not _is_number(folder.name):
                 continue
             try:
                 with FileLock(folder / "lock", timeout=0):
@@ -90,4 +90,8 @@ class DiskFolder:
 
 
 def _segments(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if _is_number(path.stem))
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()  # a superscript two is a digit, and no number

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.engine.engines import make_engine, request, run_one
 from support.models.architectures import write_checkpoint
 from torch import Tensor
 
@@ -205,3 +206,37 @@ def test_an_adapter_beside_the_model_is_refused(folder: Path) -> None:
 
     with pytest.raises(UnsupportedModel, match=r"beside the base model; .* with --adapter"):
         load(folder)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "naive"])
+def test_the_files_may_end_while_the_model_is_served(
+    folder: Path, tmp_path: Path, kernels: str
+) -> None:
+    want = run_one(make_engine(folder, tmp_path / "store", kernels=kernels), request([5, 6, 7]))
+    engine = make_engine(folder, tmp_path / "store", kernels=kernels)
+
+    (folder / "model.safetensors").write_bytes(b"")
+
+    assert run_one(engine, request([5, 6, 7])).token_ids == want.token_ids
+    assert "model.safetensors" not in Path("/proc/self/maps").read_text()
+    engine.close()
+
+
+def test_end_tokens_outside_the_vocabulary_are_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 400, -1]}))
+    engine = make_engine(folder, tmp_path / "store")
+
+    answer = run_one(engine, request([5, 6, 7], ignore_eos=False, min_tokens=2, max_tokens=4))
+
+    assert engine.info.eos_token_ids == [1]
+    assert len(answer.token_ids) >= 2
+    engine.close()
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused_with_its_file(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+    with pytest.raises(UnsupportedModel, match=r"cannot read .*tokenizer\.json"):
+        make_engine(folder, tmp_path / "store")

@@ -150,3 +150,12 @@ def test_a_broken_folder_is_refused_by_name(tmp_path: Path, name: str, content: 
 
     with pytest.raises(UnsupportedModel):
         Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("added", ['{"x": {"content": "<a>"}}', '{"3": {}}', "7"])
+def test_added_tokens_of_another_form_are_refused_with_the_file(tmp_path: Path, added: str) -> None:
+    folder = write_tokenizer(tmp_path)
+    (folder / "tokenizer_config.json").write_text(f'{{"added_tokens_decoder": {added}}}')
+
+    with pytest.raises(UnsupportedModel, match=r"Cannot use .*tokenizer_config\.json"):
+        Tokenizer.from_folder(folder)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.engine.swap import IDENTITY, Clock, key_of, read, record_of, reopen
 
 from loraplex.engine.kv.offload import disk_tier
+from loraplex.engine.kv.offload.disk_folder import DiskFolder
 from loraplex.engine.kv.offload.disk_tier import DiskTier
 from loraplex.engine.kv.offload.segment import record_bytes, write_segment
 
@@ -329,3 +330,14 @@ def test_the_books_balance_and_only_what_was_put_is_read(
     tier.close()  # what was to be deleted is gone only then
     tier.check_integrity()
     assert tier.num_bytes <= sum(file.stat().st_size for file in files(folder)) <= limit * 500
+
+
+def test_files_with_names_of_other_digits_are_no_segments(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "².kv").touch()
+    (tmp_path / "²").mkdir()
+
+    folder = DiskFolder(tmp_path)
+
+    assert folder.new_path().name == "000000000001.kv"
+    folder.close()
