@@ -60,6 +60,7 @@ OPTIONS = {  # the settings that are options of `serve`, and what their values a
     "operator_key": "KEY",
     "cors_origins": "ORIGINS",
     "max_body_size": "BYTES",
+    "max_open_choices": "N",
     "max_connections": "N",
     "max_connections_per_address": "N",
     "request_timeout": "SECONDS",

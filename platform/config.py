@@ -142,6 +142,9 @@ class Settings(BaseSettings):
     max_body_size: Bytes = Field(
         16 * 2**20, ge=1, description="Largest request body, such as 16MiB"
     )
+    max_open_choices: int | None = Field(
+        None, ge=1, description="Most choices that a tenant may have open at once in all its calls"
+    )
     max_connections: int = Field(
         4096, ge=1, description="Most connections at once; fewer where files may not be opened"
     )

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 from dataclasses import dataclass, replace
-from typing import NewType
+from typing import NewType, Protocol
 
 from fastapi import Request
 
@@ -22,6 +22,17 @@ class Principal:
     scopes: frozenset[str]
 
 
+class Authenticator(Protocol):
+    """Turns what a caller shows into a principal."""
+
+    def authenticate(self, authorization: str | None) -> Principal:
+        """Takes the value of an Authorization header.
+
+        Raises:
+            Unauthenticated: with one text for a missing, malformed and wrong key.
+        """
+
+
 class ApiKeyAuthenticator:
     """Knows one tenant with one key. Tenants with keys of their own take this place later.
 
@@ -38,11 +49,7 @@ class ApiKeyAuthenticator:
             self._known.append((_digest(operator_key), operator))
 
     def authenticate(self, authorization: str | None) -> Principal:
-        """Takes the value of an Authorization header.
-
-        Raises:
-            Unauthenticated: with one text for a missing, malformed and wrong key.
-        """
+        """As `Authenticator.authenticate`."""
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest(key.strip())
         found = [who for digest, who in self._known if hmac.compare_digest(given, digest)]

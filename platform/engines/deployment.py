@@ -22,7 +22,7 @@ from loraplex.engine.protocol import StartProgress
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth.namespace import kept_namespace
-from loraplex.platform.auth.principal import ApiKeyAuthenticator, Principal
+from loraplex.platform.auth.principal import ApiKeyAuthenticator, Authenticator, Principal
 from loraplex.platform.catalog.adapter_text import AdapterText
 from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
 from loraplex.platform.catalog.service import AdapterSource, Catalog, Model
@@ -32,6 +32,9 @@ from loraplex.platform.engines.reconciler import Reconciler
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.quotas.service import InMemoryQuotas
+from loraplex.platform.usage.accounting import Accounting
+from loraplex.platform.usage.sink import InMemoryUsage, UsageSink
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +56,11 @@ class Deployment:
         self, settings: Settings, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
         self.settings = settings
-        self.authenticator = ApiKeyAuthenticator(
+        authenticator = ApiKeyAuthenticator(
             settings.key, kept_namespace(settings.home_folder), settings.operators_key
         )
+        self.authenticator: Authenticator = authenticator
+        self.default_principal = authenticator.principal  # of what the settings name
         self.catalog = Catalog(settings.served_model_name)
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
@@ -64,6 +69,8 @@ class Deployment:
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
         self.reconciler = Reconciler(self.catalog, self.base_prompts)
         self.failover = Failover(self.engine)
+        self.usage: UsageSink = InMemoryUsage()
+        self.accounting = Accounting(InMemoryQuotas(settings.max_open_choices), self.usage)
         self.inference = InferenceService(
             self.engine,
             self.catalog,
@@ -177,7 +184,7 @@ class Deployment:
 
     async def _register_configured(self, engine: EngineClient) -> list[str]:
         """Registers the adapters of the settings that are not in the catalogue, with all faults."""
-        tenant = self.authenticator.principal.tenant
+        tenant = self.default_principal.tenant
         missing = [
             it for it in self.settings.adapters.items() if not self.catalog.has(tenant, it[0])
         ]
@@ -186,7 +193,7 @@ class Deployment:
 
     async def _register(self, engine: EngineClient, name: str, folder: Path) -> list[str]:
         """The faults that end the start, if there are any."""
-        tenant, source = self.authenticator.principal.tenant, self._adapter_source(name, folder)
+        tenant, source = self.default_principal.tenant, self._adapter_source(name, folder)
         try:
             source = replace(source, text=await self._adapter_text(source.folder))
             model = await self.catalog.register(engine, tenant, source)

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loraplex.platform.auth.principal import ApiKeyAuthenticator
+from loraplex.platform.auth.principal import Authenticator
 from loraplex.platform.errors import Unauthenticated
 from loraplex.platform.http.error_handlers import error_response
 
@@ -37,7 +37,7 @@ class RequestId:
 class Authentication:
     """Turns away callers without a valid key before anything reads what they sent."""
 
-    def __init__(self, app: ASGIApp, authenticator: ApiKeyAuthenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
         self._authenticator = authenticator
 

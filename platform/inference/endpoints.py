@@ -82,7 +82,9 @@ async def _answer(
     deployment: Deployment,
 ) -> Response:
     load: Load = request.app.state.load
-    events = deployment.metrics.watch(generation, run(deployment.failover, generation, load))
+    events = run(deployment.failover, generation, load)
+    events = deployment.accounting.account(current_principal(request), generation, events)
+    events = deployment.metrics.watch(generation, events)
     if body.stream:
         include_usage = body.answer_options.usage_at_end
         return await answer_stream(request, generation, events, renderer, include_usage)
