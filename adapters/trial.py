@@ -43,5 +43,5 @@ def _gives_finite(module: ModuleWeights, kind: TargetKind, generator: torch.Gene
         shrunk = module.a.float() @ torch.randn(module.a.shape[1], 1, generator=generator)
     return all(
         bool((module.scaling * (rows.float() @ shrunk)).to(module.b.dtype).isfinite().all())
-        for rows in module.b.split(_ROWS)
+        for rows in torch.split(module.b, _ROWS)
     )
