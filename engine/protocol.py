@@ -160,10 +160,6 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A client's first message. Answered by `StartProgress`, then by `EngineInfo`."""
 
 
-class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    pass
-
-
 EngineCommand = (
     GenerateRequest
     | AbortRequest
@@ -177,7 +173,7 @@ EngineCommand = (
 )
 """What an engine obeys or refuses; each has a request id."""
 
-Command = EngineCommand | Hello | Shutdown
+Command = EngineCommand | Hello
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):

@@ -28,7 +28,6 @@ from loraplex.engine.protocol import (
     FailureCode,
     Hello,
     RequestFailed,
-    Shutdown,
     StartProgress,
 )
 from loraplex.engine.server_socket import Mailbox
@@ -123,8 +122,6 @@ class EngineServer:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Shutdown():
-                self.stop()
             case Hello():
                 pass  # answered by the mailbox
             case _:

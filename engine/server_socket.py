@@ -16,7 +16,6 @@ from loraplex.engine.protocol import (
     GenerateRequest,
     Hello,
     RequestFailed,
-    Shutdown,
     StartProgress,
     TokenEvent,
 )
@@ -108,7 +107,7 @@ class Mailbox:
             return None
         if isinstance(command, AbortRequest):
             self._drop(command.request_id)
-        elif not isinstance(command, Shutdown):
+        else:
             if command.request_id in self._owners:
                 self._refuse(client, frame, "this request id is in use")
                 return None

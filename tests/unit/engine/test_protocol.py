@@ -32,7 +32,6 @@ from loraplex.engine.protocol import (
     RequestFailed,
     RetireBasePrompt,
     SetTenantShares,
-    Shutdown,
     StartProgress,
     TenantShare,
     TenantSharesSet,
@@ -66,7 +65,6 @@ COMMANDS: list[Command] = [
     GetStats("r"),
     GetBlockMap("r"),
     Hello(),
-    Shutdown(),
 ]
 EVENTS: list[Event] = [
     TokenEvent(

@@ -25,9 +25,10 @@ class BusyEngine:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def abort(self, request_id: str) -> None:
+    def submit(self, command: AbortRequest) -> list[Any]:
         time.sleep(SECONDS_EACH)
         self.done.append("abort")
+        return []
 
     def step(self) -> list[Any]:
         self.done.append("step")
