@@ -99,6 +99,7 @@ def test_so_it_is_in_each_build_of_the_native_kernels(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("numbers", FORMATS)
 def test_so_it_is_with_a_real_model(demo_model: Path, numbers: str, tmp_path: Path) -> None:
     _check(demo_model, ADAPTERS / "sql", tmp_path, **FORMATS[numbers])
