@@ -43,6 +43,7 @@ class Detokenizer:
         twin._skip_special_tokens = self._skip_special_tokens
         twin._stop = self._stop
         twin._include_stop = self._include_stop
+        twin.stop_tokens = self.stop_tokens
         twin._ids = list(self._ids)
         twin._window_start, twin._read = self._window_start, self._read
         twin._held = self._held

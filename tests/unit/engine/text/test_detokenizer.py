@@ -231,3 +231,9 @@ def test_a_fork_goes_its_own_way() -> None:
     child.add(ids_of(BYTE, "b")[0])
 
     assert (parent.flush(), child.flush()) == ("\u65e5", f"{REPLACEMENT}b")
+
+
+def test_a_fork_has_all_that_its_original_has() -> None:
+    original = Detokenizer(word_tokenizer(), [5, 6])
+
+    assert vars(original.fork()) == vars(original)
