@@ -8,6 +8,7 @@ KERNELS = ("auto", "naive", "triton")
 QUANTIZATIONS = ("none", "int8")
 EVICTION = ("cost", "lru")
 SCHEDULING = ("fair", "fcfs")
+MAX_THREADS = 1024
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             if (value := getattr(self, name)) is not None and not value >= low
         ]
         faults += [
+            f"{name} must be at most {high:g}, got {value}"
+            for name, high in _MAXIMA
+            if (value := getattr(self, name)) is not None and not value <= high
+        ]
+        faults += [
             f"{name} must be one of {', '.join(choices)}, got {value!r}"
             for name, choices in _CHOICES
             if (value := getattr(self, name)) not in choices
@@ -77,6 +83,11 @@ _CHOICES = (
     ("scheduling", SCHEDULING),
     ("kernels", KERNELS),
     ("quantization", QUANTIZATIONS),
+)
+_MAXIMA = (
+    ("num_threads", MAX_THREADS),
+    ("eviction_half_life", 1e9),
+    ("adapter_wait", 1e9),
 )
 _MINIMA = (
     ("max_model_len", 2),

@@ -48,14 +48,18 @@ class StartDisplay:
 
 
 def banner(host: str, port: int, key: str, names: list[str]) -> str:
-    """Lines for a shell: two exports, then a streaming request for each model."""
+    """Lines for a shell: two exports, then a streaming request for each model.
+
+    Args:
+        key: as the shell is to read it.
+    """
     host = EVERYWHERE.get(host, host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     requests = "\n\n".join(_curl(name) for name in names)
     return (
         f"\nLoraplex is ready at {url} and serves {', '.join(names)}. Paste into a shell:\n\n"
         f"export OPENAI_BASE_URL={url}/v1\n"
-        f"export OPENAI_API_KEY={shlex.quote(key)}\n\n"
+        f"export OPENAI_API_KEY={key}\n\n"
         f"Then try:\n\n{requests}\n"
     )
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -130,6 +131,7 @@ def serve(given: dict[str, Any]) -> None:
     Every option can also be set as an environment variable: --max-model-len is
     LORAPLEX_MAX_MODEL_LEN. Data lives under LORAPLEX_HOME, by default ~/.loraplex.
     """
+    os.umask(0o077)  # files and sockets of this process and of its engine are their owner's alone
     try:
         gather_mappings(given)
         uvloop.run(serve_until_stopped(load_settings(given), console))

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from loraplex.adapters.manifest import Activation
-from loraplex.engine.config import EngineConfig, HangLimits
+from loraplex.engine.config import MAX_THREADS, EngineConfig, HangLimits
 from loraplex.engine.sampling_params import MAX_SEED
 from loraplex.engine.supervisor import RestartPolicy
 from loraplex.platform.errors import SettingsRefused
@@ -87,6 +88,13 @@ def check_origin(origin: str) -> str:
     return origin
 
 
+def check_key(key: SecretStr) -> SecretStr:
+    """One that a header carries as it is; what is around it would be cut off there."""
+    if re.fullmatch(r"[!-~]+", key.get_secret_value()) is None:
+        raise ValueError("must be printable ASCII characters without blanks or line breaks")
+    return key
+
+
 Folder = Annotated[Path, AfterValidator(check_folder)]
 File = Annotated[Path, AfterValidator(check_file)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
@@ -100,7 +108,9 @@ class Settings(BaseSettings):
     Made by `load_settings`.
     """
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, allow_inf_nan=False
+    )
 
     home: Path = Field(Path("~/.loraplex"), description="Folder of the server's data")
     model: Annotated[Folder, AfterValidator(check_checkpoint)] = Field(
@@ -128,8 +138,8 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
-    api_key: SecretStr | None = Field(
-        None, min_length=1, description="The key that callers must give; made if not set"
+    api_key: Annotated[SecretStr, AfterValidator(check_key)] | None = Field(
+        None, description="The key that callers must give; made if not set"
     )
     operator_key: SecretStr | None = Field(
         None,
@@ -246,7 +256,9 @@ class Settings(BaseSettings):
         le=86400,
         description="Seconds that one step may compute before the engine is replaced",
     )
-    num_threads: int | None = Field(None, ge=1, description="CPU threads; not set: torch decides")
+    num_threads: int | None = Field(
+        None, ge=1, le=MAX_THREADS, description="CPU threads; not set: torch decides"
+    )
     kernels: Literal["auto", "naive", "triton"] = Field(
         "auto",
         description="auto: the fastest that the machine has; naive: plain torch; triton: on a GPU",
@@ -277,6 +289,12 @@ class Settings(BaseSettings):
     @property
     def operators_key(self) -> str | None:
         return None if self.operator_key is None else self.operator_key.get_secret_value()
+
+    @property
+    def pasted_key(self) -> str:
+        """The key as a shell finds it: one from the environment is named there, and not shown."""
+        from_environment = os.environ.get(f"{PREFIX}API_KEY") == self.key
+        return f'"${PREFIX}API_KEY"' if from_environment else shlex.quote(self.key)
 
     @property
     def home_folder(self) -> Path:

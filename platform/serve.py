@@ -64,7 +64,7 @@ async def _announce(deployment: Deployment, display: StartDisplay, listener: soc
         host, port = listener.getsockname()[:2]
         models = deployment.catalog.list(deployment.default_principal)
         names = [model.name for model in models]
-        print(banner(host, port, deployment.settings.key, names), flush=True)  # noqa: T201
+        print(banner(host, port, deployment.settings.pasted_key, names), flush=True)  # noqa: T201
 
 
 async def _stop_on_failure(deployment: Deployment, server: HttpServer) -> None:

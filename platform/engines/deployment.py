@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from loraplex.platform.catalog.service import AdapterSource, Catalog, Model
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.failover import Failover
 from loraplex.platform.engines.reconciler import Reconciler
+from loraplex.platform.engines.sockets import prepare_folder, socket_path
 from loraplex.platform.errors import Conflict, StartFailed
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.observability.metrics import Metrics
@@ -37,8 +36,6 @@ from loraplex.platform.usage.accounting import Accounting
 from loraplex.platform.usage.sink import InMemoryUsage, UsageSink
 
 logger = logging.getLogger(__name__)
-
-MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
 
 
 class Deployment:
@@ -65,7 +62,8 @@ class Deployment:
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
         self.metrics = Metrics(settings.served_model_name)
-        self._socket = _socket_path(settings.home_folder)
+        self._socket = socket_path(settings.home_folder)
+        prepare_folder(self._socket.parent)
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
         self.reconciler = Reconciler(self.catalog, self.base_prompts)
         self.failover = Failover(self.engine)
@@ -86,7 +84,6 @@ class Deployment:
 
     async def start(self) -> None:
         """Begins to start the engine, and returns."""
-        self._socket.parent.mkdir(parents=True, exist_ok=True)
         await self.engine.start()
         self._supervising = asyncio.create_task(self._supervise())
         self._reading = asyncio.create_task(self._read_tokenizer())
@@ -240,11 +237,3 @@ def current_deployment(request: Request) -> Deployment:
     """A dependency: the application's deployment."""
     deployment: Deployment = request.app.state.deployment
     return deployment
-
-
-def _socket_path(home: Path) -> Path:
-    """In the data folder; where that has too long a name, in a folder of its own."""
-    path = home / "run" / f"engine-{os.getpid()}.sock"
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        return path
-    return Path(tempfile.mkdtemp(prefix="loraplex-")) / "engine.sock"
