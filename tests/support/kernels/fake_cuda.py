@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter, jit
 
 CUDA = torch.device("cuda", 0)
-_PROPERTIES = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+_PROPERTIES = SimpleNamespace(name="none", major=9, minor=0, multi_processor_count=132)
 _aten = torch.ops.aten
 
 
