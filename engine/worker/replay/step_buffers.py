@@ -1,6 +1,6 @@
 """StepBuffers: the inputs of steps, at fixed addresses and refreshed in place."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.step import BASE_SLOT, NOWHERE, FlatStep
 from loraplex.engine.worker.attention import AttentionBatch
 from loraplex.engine.worker.input_batch import InputBatch
+from loraplex.engine.worker.replay.uploads import Uploads
 from loraplex.kernels.attention.spans import QuerySpans
 from loraplex.kernels.lora.batch import LoRABatch
 
@@ -43,11 +44,14 @@ class StepBuffers:
         num_groups, max_sequences = len(kv.groups), limits.num_sequences
         wide = max(max_sequences, limits.num_rows) + 1
         self._max_seq_len = kv.max_blocks * kv.block_size
-        self._tokens = _Mirror((2 + num_groups, limits.num_tokens), torch.int64, device)
-        self._sequences = _Mirror((3, wide), torch.int64, device)
-        self._tables = _Mirror((num_groups, max_sequences, kv.max_blocks), torch.int64, device)
-        self._hidden_lora = _LoRABuffers(limits.num_tokens, num_slots, device)
-        self._logits_lora = _LoRABuffers(limits.num_rows, num_slots, device)
+        self._uploads = uploads = None if device.type == "cpu" else Uploads(device)
+        self._tokens = _Mirror((2 + num_groups, limits.num_tokens), torch.int64, device, uploads)
+        self._sequences = _Mirror((3, wide), torch.int64, device, uploads)
+        self._tables = _Mirror(
+            (num_groups, max_sequences, kv.max_blocks), torch.int64, device, uploads
+        )
+        self._hidden_lora = _LoRABuffers(limits.num_tokens, num_slots, device, uploads)
+        self._logits_lora = _LoRABuffers(limits.num_rows, num_slots, device, uploads)
         self._nothing = FlatStep.empty(num_groups)
 
     def batch(self, size: StepSize, lora_capacity: int | None) -> InputBatch:
@@ -83,6 +87,19 @@ class StepBuffers:
 
     def fill(self, step: FlatStep, size: StepSize) -> None:
         """Writes a step's inputs, and padding up to the size."""
+        self._fill(step, size)
+        if self._uploads is not None:
+            self._uploads.send()
+
+    def clear(self, size: StepSize) -> None:
+        """Fills all of the size with padding."""
+        self._fill(self._nothing, size)
+        self._hidden_lora.fill(self._nothing.adapter_slots, size.num_tokens)
+        self._logits_lora.fill(self._nothing.adapter_slots, size.num_rows)
+        if self._uploads is not None:
+            self._uploads.send()
+
+    def _fill(self, step: FlatStep, size: StepSize) -> None:
         self._fill_tokens(step, size.num_tokens)
         self._fill_sequences(step, size)
         _, count, num_blocks = step.block_tables.shape
@@ -91,12 +108,6 @@ class StepBuffers:
         if step.has_adapter:
             self._hidden_lora.fill(step.adapter_slots, size.num_tokens)
             self._logits_lora.fill(step.adapter_slots[step.logits_indices], size.num_rows)
-
-    def clear(self, size: StepSize) -> None:
-        """Fills all of the size with padding."""
-        self.fill(self._nothing, size)
-        self._hidden_lora.fill(self._nothing.adapter_slots, size.num_tokens)
-        self._logits_lora.fill(self._nothing.adapter_slots, size.num_rows)
 
     def _fill_tokens(self, step: FlatStep, num_tokens: int) -> None:
         host, used = self._tokens.host, len(step.token_ids)
@@ -125,11 +136,13 @@ class StepBuffers:
 class _LoRABuffers:
     """A `LoRABatch` of up to so many rows and slots at fixed addresses."""
 
-    def __init__(self, max_rows: int, num_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, num_slots: int, device: torch.device, uploads: Uploads | None
+    ) -> None:
         self._num_slots = num_slots
-        self._token_slots = _Mirror((max_rows,), torch.int32, device)
-        self._rows = _Mirror((max_rows,), torch.int64, device)
-        self._segments = _Mirror((2 * num_slots + 1,), torch.int64, device)
+        self._token_slots = _Mirror((max_rows,), torch.int32, device, uploads)
+        self._rows = _Mirror((max_rows,), torch.int64, device, uploads)
+        self._segments = _Mirror((2 * num_slots + 1,), torch.int64, device, uploads)
         self._filled: NDArray[np.int32] = np.empty(0, np.int32)  # with these slots, padding too
 
     def batch(self, num_rows: int, capacity: int) -> LoRABatch:
@@ -161,13 +174,22 @@ class _LoRABuffers:
 class _Mirror:
     """An array on the host and the tensor on the device that it is copied to."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self._host = torch.zeros(shape, dtype=dtype, pin_memory=not on_cpu)
-        self.host = self._host.numpy()
-        self.device: Tensor = self._host if on_cpu else torch.zeros_like(self._host, device=device)
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        uploads: Uploads | None,
+    ) -> None:
+        """`uploads`: how it is copied; None: the device's memory is the host's."""
+        host = torch.zeros(shape, dtype=dtype)
+        self.host = host.numpy()
+        self.device: Tensor = host if uploads is None else torch.zeros_like(host, device=device)
+        self._uploads = uploads
+        if uploads is not None:
+            uploads.reserve(host.nbytes)
 
-    def upload(self, part: object) -> None:
-        """Copies a part, given as an index, in the order of the device's work."""
-        if self.device is not self._host:
-            self.device[part].copy_(self._host[part], non_blocking=True)  # type: ignore[index]
+    def upload(self, part: Any) -> None:
+        """Copies a part, given as an index, when the step's uploads are sent."""
+        if self._uploads is not None:
+            self._uploads.add(self.host[part], self.device[part])
