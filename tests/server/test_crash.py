@@ -17,7 +17,7 @@ from support.server import KEY, Server, running_server
 pytestmark = pytest.mark.server
 
 NUM_STREAMS = 64
-NUM_TOKENS = 60
+NUM_TOKENS = 200
 ENDS = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -59,8 +59,7 @@ async def end_engine(server: Server, number: signal.Signals) -> Aftermath:
     ) as http:
         undisturbed = await asyncio.gather(*map(stream(http), range(NUM_STREAMS)))
         calls = [asyncio.create_task(stream(http)(i)) for i in range(NUM_STREAMS)]
-        while server.metric("vllm:num_requests_running") < 8:
-            await asyncio.sleep(0.01)
+        await all_taken_in(http, calls)
         engine = server.engine()
         engine.send_signal(number)
         while engine.is_running():
@@ -84,6 +83,16 @@ def body(number: int) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+async def all_taken_in(http: httpx.AsyncClient, calls: list[asyncio.Task[Any]]) -> None:
+    """Waits until the server has begun with every call; most of them have not ended then."""
+    num_taken = 0
+    while num_taken < len(calls):
+        load = (await http.get("/load")).json()["server_load"]
+        num_ended = sum(call.done() for call in calls)
+        assert num_ended < len(calls) // 2
+        num_taken = load + num_ended
 
 
 def stream(http: httpx.AsyncClient) -> Any:

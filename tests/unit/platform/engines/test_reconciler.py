@@ -106,5 +106,5 @@ async def test_shares_that_do_not_fit_the_next_engine_are_left_out_and_logged(
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
-    return Catalog("base", tmp_path / "store")
+def catalog() -> Catalog:
+    return Catalog("base")

@@ -3,10 +3,12 @@
 from collections.abc import AsyncGenerator
 
 import pytest
+from support.models.word_tokenizer import word_tokenizer
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.protocol import FinishReason, GenerateRequest, TokenEvent
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.errors import TooManyRequests
 from loraplex.platform.inference.generation import ChoiceEvent, Generation, Prompt
@@ -16,6 +18,7 @@ from loraplex.platform.usage.sink import InMemoryUsage, Outcome
 
 pytestmark = pytest.mark.anyio
 
+TOKENIZER = Tokenizer(word_tokenizer(), {}, {})
 CALLER = Principal(TenantId("t"), "namespace", "key", frozenset())
 EVENTS = [(0, 0, [5]), (0, 1, [6, 7]), (1, 2, [8])]  # prompt, choice, tokens
 
@@ -33,7 +36,7 @@ def call(choices_per_prompt: int = 2) -> Generation:
         )
         for number, prompt in enumerate(prompts)
     ]
-    return Generation("call", 0, "base", prompts, requests)
+    return Generation("call", 0, "base", prompts, requests, TOKENIZER, "fingerprint")
 
 
 async def tokens(then: Exception | None = None) -> AsyncGenerator[ChoiceEvent, None]:
