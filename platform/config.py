@@ -117,34 +117,38 @@ class Settings(BaseSettings):
         description="Folder of a Hugging Face checkpoint"
     )
     served_model_name: ModelName = Field("base", description="Name of the base model in the API")
-    adapters: dict[ModelName, Folder] = Field({}, description="PEFT folders by name in the API")
+    adapters: dict[ModelName, Folder] = Field(
+        {}, description="PEFT adapter folders, by the name of the model in the API"
+    )
     allow_base_mismatch: bool = Field(
-        False, description="Accept adapters that name another base model than the served one"
+        False, description="Accept adapters that were trained on a base model of another name"
     )
     strict_adapters: bool = Field(
-        True, description="Whether a refused --adapter ends the start; false: it alone fails"
+        True,
+        description="Whether a refused adapter ends the start; false: only that adapter fails",
     )
     base_prompts: dict[ModelName, File] = Field(
         {}, description="Prompts that all tenants share, by name: a text, or messages in .json"
     )
     adapter_activations: dict[ModelName, Activation] = Field(
-        {}, description="From where on adapters act, where not as they were trained"
+        {}, description="Point from which an adapter acts, where it differs from its training"
     )
     adapter_base_prompts: dict[ModelName, ModelName] = Field(
-        {}, description="Base prompts that adapters have where a request names none"
+        {}, description="Default base prompt of an adapter, for requests that name none"
     )
     allow_chat_templates: bool = Field(
-        False, description="Let requests bring chat templates of their own, run within limits"
+        False,
+        description="Allow requests to bring their own chat templates, which run within limits",
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
     api_key: Annotated[SecretStr, AfterValidator(check_key)] | None = Field(
-        None, description="The key that callers must give; made if not set"
+        None, description="API key that callers must present; generated if not set"
     )
     operator_key: SecretStr | None = Field(
         None,
         min_length=1,
-        description="The operator's key, which may also change adapters; not set: nobody may",
+        description="API key of the operator, which may also change adapters; not set: nobody may",
     )
     cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(split_list)] = Field(
         (), description="Web origins whose pages may call the API, separated by commas, or *"
@@ -153,118 +157,150 @@ class Settings(BaseSettings):
         16 * 2**20, ge=1, description="Largest request body, such as 16MiB"
     )
     max_open_choices: int | None = Field(
-        None, ge=1, description="Most choices that a tenant may have open at once in all its calls"
+        None, ge=1, description="Maximum number of choices that one tenant may have open at once"
     )
     max_connections: int = Field(
-        4096, ge=1, description="Most connections at once; fewer where files may not be opened"
+        4096,
+        ge=1,
+        description="Maximum number of open connections, lowered to fit the limit on open files",
     )
     max_connections_per_address: int = Field(
-        512, ge=1, description="Most connections at once from one network address"
+        512, ge=1, description="Maximum number of open connections from one network address"
     )
     request_timeout: float = Field(
         10.0,
         gt=0,
         le=3600,
-        description="Seconds for a request's head to arrive, and for each 16 KiB of its body",
+        description="Time limit in seconds for the head of a request, and per 16 KiB of its body",
     )
     send_timeout: float = Field(
         60.0,
         gt=0,
         le=3600,
-        description="Seconds after which a client that reads nothing of its answer is cut off",
+        description="Time limit in seconds for a client to read any part of its answer",
     )
     max_unread: Bytes = Field(
         2 * 2**20,
         ge=2**16,
-        description="Largest part of a stream that is kept for a client that reads too slowly",
+        description="Maximum size of unread stream data kept for a slow client",
     )
     max_queue: int = Field(
-        16384, ge=4, description="Most choices that run or wait in all; further requests get 429"
+        16384,
+        ge=4,
+        description="Maximum number of choices that run or wait; further requests get 429",
     )
     metrics_token: SecretStr | None = Field(
-        None, min_length=1, description="The token that /metrics needs; not set: none"
+        None, min_length=1, description="Token required by /metrics; not set: no token is required"
     )
     metrics_max_age: float = Field(
-        1.0, ge=0, le=3600, description="Seconds for which one rendering of /metrics answers all"
+        1.0,
+        ge=0,
+        le=3600,
+        description="Time in seconds for which one rendering of /metrics is reused",
     )
     keep_alive_timeout: float = Field(
         60.0,
         gt=0,
         le=3600,
-        description="Seconds for which a connection stays open between requests",
+        description="Time in seconds for which an idle connection stays open",
     )
     shutdown_timeout: float = Field(
-        10.0, ge=0, le=3600, description="Seconds for answers under way to finish after a signal"
+        10.0,
+        ge=0,
+        le=3600,
+        description="Time in seconds for running requests to finish after a stop signal",
     )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Number format of weights and KV cache; auto: the checkpoint's"
+        "auto",
+        description="Number format of the weights and the KV cache; auto: as in the checkpoint",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto: cuda where there is one"
+        "auto", description="Device on which the model runs; auto: cuda if available"
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="Longest prompt and answer in tokens; not set: the model's own"
+        None,
+        ge=2,
+        description="Maximum length of prompt and answer in tokens; not set: the model's own",
     )
-    max_num_seqs: int = Field(64, ge=1, description="Most sequences that run at once")
-    max_num_batched_tokens: int = Field(1024, ge=1, description="Most tokens of one step")
+    max_num_seqs: int = Field(64, ge=1, description="Maximum number of sequences that run at once")
+    max_num_batched_tokens: int = Field(
+        1024, ge=1, description="Maximum number of tokens computed in one step"
+    )
     max_num_waiting: int = Field(
-        4096, ge=1, description="Most prompts of one tenant that wait; more are answered with 503"
+        4096,
+        ge=1,
+        description="Maximum number of waiting prompts of one tenant; further requests get 503",
     )
     kv_cache_memory: Bytes | None = Field(
-        None, ge=1, description="Memory of the KV cache, such as 2GiB; not set: from what is free"
+        None,
+        ge=1,
+        description="Memory for the KV cache, such as 2GiB; not set: a share of the free memory",
     )
-    block_size: int = Field(8, ge=1, description="Tokens of one KV block")
+    block_size: int = Field(8, ge=1, description="Number of tokens in one KV block")
     kv_group_size: int | None = Field(
-        None, ge=1, description="Layers of one KV block; not set: by the adapters in the store"
+        None,
+        ge=1,
+        description="Number of layers in one KV block; not set: by the adapters in the store",
     )
     swap_memory: Bytes | None = Field(
-        None, ge=0, description="Host memory for evicted KV blocks; not set: 1GiB beside a GPU"
+        None, ge=0, description="Host memory for evicted KV blocks; not set: 1GiB with a GPU"
     )
-    swap_disk: Bytes = Field(0, ge=0, description="Disk for those that leave host memory; 0: none")
+    swap_disk: Bytes = Field(
+        0, ge=0, description="Disk space for KV blocks that are evicted from host memory; 0: none"
+    )
     eviction: Literal["cost", "lru"] = Field(
-        "cost", description="Which idle KV blocks and adapters leave first; lru: by last use alone"
+        "cost",
+        description="Eviction policy for idle KV blocks and adapters: cost-based, or plain LRU",
     )
     eviction_half_life: float = Field(
-        120.0, ge=0.001, description="Seconds after which a use of them counts half"
+        120.0,
+        ge=0.001,
+        description="Half-life in seconds of past uses in the cost-based eviction policy",
     )
     scheduling: Literal["fair", "fcfs"] = Field(
-        "fair", description="fair: tenants take turns by what they were served; fcfs: by arrival"
+        "fair",
+        description="Scheduling policy: fair shares between tenants, or first come, first served",
     )
-    max_adapter_slots: int = Field(16, ge=1, description="Most adapters on the device at once")
+    max_adapter_slots: int = Field(
+        16, ge=1, description="Maximum number of adapters on the device at once"
+    )
     adapter_memory: Bytes | None = Field(
-        None, ge=0, description="Memory of these adapters; not set: rank 16 on every linear, each"
+        None,
+        ge=0,
+        description="Device memory for adapters; not set: rank 16 on all linears in each slot",
     )
     seed: int | None = Field(
         None,
         ge=-MAX_SEED - 1,
         le=MAX_SEED,
-        description="Makes seeds of requests that bring none repeatable; not set: drawn for each",
+        description="Seed for requests without a seed of their own; not set: random",
     )
     no_spare: bool = Field(
-        False, description="Keep no second process that would shorten a restart of the engine"
+        False, description="Do not keep a spare process that shortens a restart of the engine"
     )
     hang_timeout: float = Field(
         10.0,
         ge=2,
         le=86400,
-        description="Seconds without a sign of life after which the engine is replaced",
+        description="Time in seconds without a heartbeat after which the engine is replaced",
     )
     step_timeout: float = Field(
         300.0,
         ge=2,
         le=86400,
-        description="Seconds that one step may compute before the engine is replaced",
+        description="Time limit in seconds for one step, after which the engine is replaced",
     )
     num_threads: int | None = Field(
-        None, ge=1, le=MAX_THREADS, description="CPU threads; not set: torch decides"
+        None, ge=1, le=MAX_THREADS, description="Number of CPU threads; not set: chosen by torch"
     )
     kernels: Literal["auto", "naive", "triton"] = Field(
         "auto",
-        description="auto: the fastest that the machine has; naive: plain torch; triton: on a GPU",
+        description="Kernels; auto: the fastest available, naive: plain torch, triton: for a GPU",
     )
     quantization: Literal["none", "int8"] = Field(
-        "none", description="int8: half the weights' memory, a little less exact; on a CPU"
+        "none",
+        description="Weight quantization; int8: half the memory on a CPU, slightly less exact",
     )
 
     @field_validator("adapter_activations", "adapter_base_prompts")

@@ -28,85 +28,151 @@ LABEL = "model_name"
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 GAUGES = {
-    "vllm:num_requests_running": ("num_running", "Sequences that run"),
-    "vllm:num_requests_waiting": ("num_waiting", "Sequences that wait for their turn"),
-    "loraplex:kv_blocks": ("num_blocks", "KV blocks in all"),
-    "loraplex:kv_blocks_free": ("num_free_blocks", "KV blocks that can be handed out"),
-    "loraplex:kv_blocks_cached": ("num_cached_blocks", "Free KV blocks that hold a prefix"),
-    "loraplex:kv_slots_allocated": ("allocated_slots", "Token slots in blocks of sequences"),
-    "loraplex:kv_slots_used": ("used_slots", "Of these, slots that hold a token"),
-    "loraplex:kv_waste_peak": ("peak_waste", "Largest share of allocated slots not used"),
-    "loraplex:kv_waste_mean": ("mean_waste", "Mean share of allocated slots not used"),
+    "vllm:num_requests_running": ("num_running", "Number of running sequences"),
+    "vllm:num_requests_waiting": ("num_waiting", "Number of waiting sequences"),
+    "loraplex:kv_blocks": ("num_blocks", "Number of KV blocks in the pool"),
+    "loraplex:kv_blocks_free": (
+        "num_free_blocks",
+        "Number of free KV blocks, cached ones included",
+    ),
+    "loraplex:kv_blocks_cached": (
+        "num_cached_blocks",
+        "Number of free KV blocks that hold a cached prefix",
+    ),
+    "loraplex:kv_slots_allocated": (
+        "allocated_slots",
+        "Number of token slots in KV blocks held by sequences",
+    ),
+    "loraplex:kv_slots_used": (
+        "used_slots",
+        "Number of token slots in held KV blocks that hold a token",
+    ),
+    "loraplex:kv_waste_peak": ("peak_waste", "Peak share of allocated token slots that are unused"),
+    "loraplex:kv_waste_mean": ("mean_waste", "Mean share of allocated token slots that are unused"),
     "loraplex:swap_host_bytes": ("swap.host_bytes", "Bytes of KV blocks in host memory"),
     "loraplex:swap_disk_bytes": ("swap.disk_bytes", "Bytes of KV blocks on disk"),
-    "loraplex:adapters_registered": ("adapters.registered", "Adapters that can be called"),
-    "loraplex:adapters_resident": ("adapters.resident", "Adapters in a slot"),
-    "loraplex:adapter_slots": ("adapters.slots", "Adapter slots"),
-    "loraplex:adapter_references": ("adapters.references", "Sequences that hold an adapter slot"),
+    "loraplex:adapters_registered": ("adapters.registered", "Number of registered adapters"),
+    "loraplex:adapters_resident": (
+        "adapters.resident",
+        "Number of adapters resident in a device slot",
+    ),
+    "loraplex:adapter_slots": ("adapters.slots", "Number of adapter slots on the device"),
+    "loraplex:adapter_references": (
+        "adapters.references",
+        "Number of sequences that hold an adapter slot",
+    ),
 }
 COUNTERS = {
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens"),
-    "vllm:generation_tokens": ("generation_tokens", "Generated tokens"),
-    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up"),
-    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the cache"),
-    "vllm:num_preemptions": ("num_preemptions", "Sequences set back to be computed again"),
-    "loraplex:prompt_tokens_computed": ("computed_prompt_tokens", "Prompt tokens computed"),
-    "loraplex:steps": ("num_steps", "Steps of the engine"),
+    "vllm:prompt_tokens": ("prompt_tokens", "Number of prompt tokens"),
+    "vllm:generation_tokens": ("generation_tokens", "Number of generated tokens"),
+    "vllm:prefix_cache_queries": (
+        "prefix_cache_queries",
+        "Number of prompt tokens looked up in the prefix cache",
+    ),
+    "vllm:prefix_cache_hits": (
+        "prefix_cache_hits",
+        "Number of prompt tokens found in the prefix cache",
+    ),
+    "vllm:num_preemptions": ("num_preemptions", "Number of preempted sequences"),
+    "loraplex:prompt_tokens_computed": (
+        "computed_prompt_tokens",
+        "Number of prompt tokens computed",
+    ),
+    "loraplex:steps": ("num_steps", "Number of engine steps"),
     "loraplex:steps_replayed": (
         "num_replayed_steps",
-        "Steps of the engine played from a recording",
+        "Number of engine steps replayed from a recording",
     ),
-    "loraplex:kv_blocks_copied": ("copied_blocks", "KV blocks copied on write"),
-    "loraplex:swap_out_bytes": ("swap.out_bytes", "Bytes of KV blocks sent to host memory"),
-    "loraplex:swap_in_bytes": ("swap.in_bytes", "Bytes of KV blocks brought back from there"),
-    "loraplex:swap_written_bytes": ("swap.written_bytes", "Bytes of KV blocks written to disk"),
-    "loraplex:swap_read_bytes": ("swap.read_bytes", "Bytes of KV blocks read from disk"),
-    "loraplex:swap_host_hits": ("swap.host_hits", "KV blocks found in host memory"),
-    "loraplex:swap_disk_hits": ("swap.disk_hits", "KV blocks found on disk"),
-    "loraplex:swap_dropped_blocks": ("swap.dropped_blocks", "Evicted KV blocks nowhere kept"),
-    "loraplex:swap_discarded_blocks": ("swap.discarded_blocks", "KV blocks damaged on disk"),
+    "loraplex:kv_blocks_copied": ("copied_blocks", "Number of KV blocks copied on write"),
+    "loraplex:swap_out_bytes": (
+        "swap.out_bytes",
+        "Bytes of KV blocks moved from the device to host memory",
+    ),
+    "loraplex:swap_in_bytes": (
+        "swap.in_bytes",
+        "Bytes of KV blocks moved from host memory to the device",
+    ),
+    "loraplex:swap_written_bytes": (
+        "swap.written_bytes",
+        "Bytes of KV blocks written to the disk tier",
+    ),
+    "loraplex:swap_read_bytes": ("swap.read_bytes", "Bytes of KV blocks read from the disk tier"),
+    "loraplex:swap_host_hits": ("swap.host_hits", "Number of KV blocks found in host memory"),
+    "loraplex:swap_disk_hits": ("swap.disk_hits", "Number of KV blocks found in the disk tier"),
+    "loraplex:swap_dropped_blocks": (
+        "swap.dropped_blocks",
+        "Number of evicted KV blocks that no tier kept",
+    ),
+    "loraplex:swap_discarded_blocks": (
+        "swap.discarded_blocks",
+        "Number of damaged KV blocks discarded from the disk tier",
+    ),
     "loraplex:base_prompt_saved_tokens": (
         "base_prompt_saved_tokens",
-        "Prompt tokens not computed since they were a base prompt's",
+        "Number of prompt tokens that base prompts saved computing",
     ),
-    "loraplex:adapter_loads": ("adapters.loads", "Adapters read into memory"),
-    "loraplex:adapter_evictions": ("adapters.evictions", "Adapters that lost their slot"),
+    "loraplex:adapter_loads": ("adapters.loads", "Number of adapter loads into host memory"),
+    "loraplex:adapter_evictions": (
+        "adapters.evictions",
+        "Number of adapters evicted from a device slot",
+    ),
 }
 BASE_PROMPT_GAUGES = {
-    "loraplex:base_prompt_blocks": "KV blocks that a base prompt keeps",
-    "loraplex:base_prompt_users": "Sequences that use a base prompt",
-    "loraplex:base_prompt_saved_blocks": "KV blocks that they would hold besides, were none shared",
+    "loraplex:base_prompt_blocks": "Number of KV blocks pinned by a base prompt",
+    "loraplex:base_prompt_users": "Number of sequences that use a base prompt",
+    "loraplex:base_prompt_saved_blocks": "KV blocks that sharing saves the users of a base prompt",
 }
 TENANT_GAUGES = {
-    "floor_blocks": ("floor", "KV blocks that a tenant can always have"),
-    "ceiling_blocks": ("ceiling", "KV blocks that it can have at most, where it has a ceiling"),
-    "weight": ("weight", "Its share of service, relative to the weights of others"),
-    "kv_blocks_held": ("held_blocks", "KV blocks in use that it pays for"),
-    "kv_blocks_cached": ("cached_blocks", "Free KV blocks that hold a prefix of its"),
-    "sequences_running": ("num_running", "Its sequences that run"),
-    "sequences_waiting": ("num_waiting", "Its sequences that wait for their turn"),
-    "swap_bytes": ("swap_bytes", "Bytes of its KV blocks in host memory and on disk"),
-    "service": ("service", "Its virtual token counter"),
+    "floor_blocks": ("floor", "Guaranteed number of KV blocks of a tenant"),
+    "ceiling_blocks": ("ceiling", "Maximum number of KV blocks of a tenant, if it has a ceiling"),
+    "weight": ("weight", "Weight of a tenant in the sharing of service"),
+    "kv_blocks_held": ("held_blocks", "Number of KV blocks in use that are charged to a tenant"),
+    "kv_blocks_cached": (
+        "cached_blocks",
+        "Number of free KV blocks that hold a cached prefix of a tenant",
+    ),
+    "sequences_running": ("num_running", "Number of running sequences of a tenant"),
+    "sequences_waiting": ("num_waiting", "Number of waiting sequences of a tenant"),
+    "swap_bytes": ("swap_bytes", "Bytes of KV blocks of a tenant in host memory and on disk"),
+    "service": ("service", "Virtual token counter of a tenant"),
 }
 TENANT_COUNTERS = {
     "private_block_seconds": (
         "private_block_seconds",
-        "KV blocks in use by one sequence that a tenant pays for, over time",
+        "Block-seconds of KV blocks charged to a tenant and used by one sequence",
     ),
-    "shared_block_seconds": ("shared_block_seconds", "The same, in use by several, over time"),
+    "shared_block_seconds": (
+        "shared_block_seconds",
+        "Block-seconds of KV blocks charged to a tenant and used by several sequences",
+    ),
     "saved_block_seconds": (
         "saved_block_seconds",
-        "KV blocks that its sequences use beyond those that it pays for, over time",
+        "Block-seconds of KV blocks that a tenant uses uncharged",
     ),
-    "cached_block_seconds": ("cached_block_seconds", "Its cached KV blocks, over time"),
-    "preemptions": ("num_preemptions", "Its sequences set back to be computed again"),
-    "queue_seconds": ("queue_seconds", "Time of its requests from arrival to first admission"),
-    "queued": ("num_queued", "Its requests that were admitted"),
-    "swapped_out_bytes": ("swapped_out_bytes", "Bytes of its KV blocks sent to host memory"),
-    "swapped_in_bytes": ("swapped_in_bytes", "Bytes of its KV blocks brought back"),
-    "prefill_tokens": ("prefill_tokens", "Prompt tokens computed for it"),
-    "decode_tokens": ("decode_tokens", "Tokens generated for it"),
-    "adapter_load_bytes": ("adapter_load_bytes", "Bytes of adapters put into slots for it"),
+    "cached_block_seconds": (
+        "cached_block_seconds",
+        "Block-seconds of cached KV blocks of a tenant",
+    ),
+    "preemptions": ("num_preemptions", "Number of preempted sequences of a tenant"),
+    "queue_seconds": (
+        "queue_seconds",
+        "Time from arrival to first admission of the requests of a tenant, in seconds",
+    ),
+    "queued": ("num_queued", "Number of admitted requests of a tenant"),
+    "swapped_out_bytes": (
+        "swapped_out_bytes",
+        "Bytes of KV blocks of a tenant moved from the device to host memory",
+    ),
+    "swapped_in_bytes": (
+        "swapped_in_bytes",
+        "Bytes of KV blocks of a tenant moved from host memory to the device",
+    ),
+    "prefill_tokens": ("prefill_tokens", "Number of prompt tokens computed for a tenant"),
+    "decode_tokens": ("decode_tokens", "Number of tokens generated for a tenant"),
+    "adapter_load_bytes": (
+        "adapter_load_bytes",
+        "Bytes of adapters placed into device slots for a tenant",
+    ),
 }
 
 
