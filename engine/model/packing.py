@@ -34,7 +34,7 @@ class PackedLinear(nn.Module):
 class PackedEmbedding(nn.Module):
     """Stands where the embedding stood that shares its weight with lm_head."""
 
-    def __init__(self, packed: KeptWeight, scale: Tensor | None) -> None:
+    def __init__(self, packed: KeptWeight, scale: Tensor | float | None) -> None:
         super().__init__()
         self._packed = packed
         self._scale = scale
@@ -85,8 +85,9 @@ def leave_checkpoint(model: nn.Module) -> None:
 
 
 def _replace_embedding(place: Place, module: nn.Embedding, packed: KeptWeight) -> None:
-    scale = cast(Tensor | None, getattr(module, "embed_scale", None))
-    scale = None if scale is None else scale.to(module.weight.dtype)
+    scale = cast(Tensor | float | None, getattr(module, "embed_scale", None))
+    if isinstance(scale, Tensor):
+        scale = scale.to(module.weight.dtype)
     sample = torch.arange(min(_SAMPLE, module.num_embeddings))
 
     def ours(token_ids: Tensor) -> Tensor:
