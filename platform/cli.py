@@ -174,16 +174,6 @@ def gather_mappings(given: dict[str, Any]) -> None:
         raise SettingsRefused(faults)
 
 
-def _serve(given: dict[str, Any]) -> None:
-    try:
-        gather_mappings(given)
-        uvloop.run(serve_until_stopped(load_settings(given), console))
-    except SettingsRefused as refusal:
-        raise _complain(refusal.faults, EXIT_REFUSED) from refusal
-    except StartFailed as failure:
-        raise _complain(failure.faults, EXIT_FAILED) from failure
-
-
 def _as_mapping(values: list[str], option: str, form: str) -> tuple[dict[str, str], list[str]]:
     """The mapping, and what is wrong with it."""
     pairs = [value.partition("=") for value in values]
