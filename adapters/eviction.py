@@ -14,23 +14,23 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-UNUSED = -math.inf  # the rank of what has not been used yet
+UNUSED = -math.inf  # the score of what has not been used yet
 MIN_GARBAGE = 64  # dead heap entries that are not worth a clean-up
 
 
 class EvictionPolicy(ABC):
-    """Ranks idle things by their use; the lowest rank leaves first.
+    """Scores idle things by their use; the lowest score leaves first.
 
-    A rank only changes when its thing is used, so that idle things keep their order and a heap can
+    A score only changes when its thing is used, so that idle things keep their order and a heap can
     hold them.
     """
 
     @abstractmethod
-    def rank(self, previous: float, cost: float) -> float:
-        """The rank after one more use.
+    def score(self, previous: float, cost: float) -> float:
+        """The score after one more use.
 
         Args:
-            previous: the rank before it; `UNUSED` at the first.
+            previous: the score before it; `UNUSED` at the first.
             cost: what getting the thing back would take, per byte, above 0; in one unit for all
                 things of one memory.
         """
@@ -42,7 +42,7 @@ class LRUEviction(EvictionPolicy):
     def __init__(self) -> None:
         self._uses = count()
 
-    def rank(self, previous: float, cost: float) -> float:
+    def score(self, previous: float, cost: float) -> float:
         return next(self._uses)
 
 
@@ -53,9 +53,9 @@ class CostAwareEviction(EvictionPolicy):
     between frequency (a long half-life) and recency (a short one). This is LRFU (Lee et al., IEEE
     Transactions on Computers 50(12), 2001) with each use weighted by its cost, as in GreedyDual-
     Size (Cao and Irani, USITS 1997). All worths fade at one rate, so their order stands still
-    between uses; the rank is log2(sum over uses of cost * 2 ** (time / half-life)).
+    between uses; the score is log2(sum over uses of cost * 2 ** (time / half-life)).
 
-    Whoever uses a block uses all blocks before it, too. So a prefix never ranks below what follows
+    Whoever uses a block uses all blocks before it, too. So a prefix never scores below what follows
     it, and a chain of blocks is evicted from its end.
     """
 
@@ -67,14 +67,14 @@ class CostAwareEviction(EvictionPolicy):
         self._clock = clock
         self._start = clock()
 
-    def rank(self, previous: float, cost: float) -> float:
+    def score(self, previous: float, cost: float) -> float:
         use = math.log2(cost) + (self._clock() - self._start) / self._half_life
         high, low = max(previous, use), min(previous, use)
         return high + math.log2(1 + 2 ** (low - high))
 
 
-class RankedSet(Generic[Key]):
-    """Keys in the order of their ranks, lowest first; equal ranks in the order of insertion.
+class EvictionOrder(Generic[Key]):
+    """Keys in the order of their scores, lowest first; equal scores in the order of insertion.
 
     A binary heap with lazy deletion: every operation is O(log n) amortised, `lowest` mostly O(1).
     """
@@ -90,13 +90,13 @@ class RankedSet(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._live
 
-    def put(self, key: Key, rank: float) -> None:
-        """Adds a key, or gives it another rank."""
-        if (entry := self._live.get(key)) is not None and entry[0] == rank:
+    def put(self, key: Key, score: float) -> None:
+        """Adds a key, or gives it another score."""
+        if (entry := self._live.get(key)) is not None and entry[0] == score:
             return
         self._tick += 1
-        self._live[key] = (rank, self._tick)
-        heappush(self._heap, (rank, self._tick, key))
+        self._live[key] = (score, self._tick)
+        heappush(self._heap, (score, self._tick, key))
         if len(self._heap) > 2 * len(self._live) + MIN_GARBAGE:
             self._heap = [(*entry, key) for key, entry in self._live.items()]
             heapify(self._heap)
@@ -105,17 +105,17 @@ class RankedSet(Generic[Key]):
         self._live.pop(key, None)
 
     def lowest(self) -> tuple[float, Key] | None:
-        """The lowest rank and its key; None where there is no key."""
+        """The lowest score and its key; None where there is no key."""
         while self._heap:
-            rank, tick, key = self._heap[0]
-            if self._live.get(key) == (rank, tick):
-                return rank, key
+            score, tick, key = self._heap[0]
+            if self._live.get(key) == (score, tick):
+                return score, key
             heappop(self._heap)
         return None
 
 
-class PastRanks(Generic[Key]):
-    """The ranks of what has left, so that its uses still count when it comes back.
+class PastScores(Generic[Key]):
+    """The scores of what has left, so that its uses still count when it comes back.
 
     Else nothing that comes back more rarely than the memory turns over could ever be told from what
     comes once. Only the newest `capacity` are kept.
@@ -123,13 +123,13 @@ class PastRanks(Generic[Key]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._ranks: OrderedDict[Key, float] = OrderedDict()
+        self._scores: OrderedDict[Key, float] = OrderedDict()
 
-    def keep(self, key: Key, rank: float) -> None:
-        self._ranks[key] = rank
-        if len(self._ranks) > self._capacity:
-            self._ranks.popitem(last=False)
+    def keep(self, key: Key, score: float) -> None:
+        self._scores[key] = score
+        if len(self._scores) > self._capacity:
+            self._scores.popitem(last=False)
 
     def take(self, key: Key) -> float:
-        """The rank that the key left with; `UNUSED` where it is not known."""
-        return self._ranks.pop(key, UNUSED)
+        """The score that the key left with; `UNUSED` where it is not known."""
+        return self._scores.pop(key, UNUSED)

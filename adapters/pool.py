@@ -1,6 +1,6 @@
 """AdapterPool: a number of device slots and of bytes, shared by more adapters than fit."""
 
-from loraplex.adapters.eviction import EvictionPolicy, LRUEviction, PastRanks, RankedSet
+from loraplex.adapters.eviction import EvictionOrder, EvictionPolicy, LRUEviction, PastScores
 
 MIN_SECONDS = 1e-6  # no load is free
 PAST_PER_SLOT = 64  # adapters that have left whose uses are remembered, for each slot
@@ -16,7 +16,7 @@ class AdapterPool:
     Args:
         num_slots: adapters that can be resident at once.
         max_bytes: what they may take together; None: whatever they take.
-        eviction: ranks idle adapters; None: the least recently used leaves first.
+        eviction: scores idle adapters; None: the least recently used leaves first.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class AdapterPool:
         self._slots: dict[str, int] = {}
         self._bytes: dict[str, int] = {}
         self._references: dict[str, int] = {}  # keys in use
-        self._idle: RankedSet[str] = RankedSet()
-        self._ranks: dict[str, float] = {}
-        self._past_ranks: PastRanks[str] = PastRanks(PAST_PER_SLOT * num_slots)
+        self._idle: EvictionOrder[str] = EvictionOrder()
+        self._scores: dict[str, float] = {}
+        self._past_scores: PastScores[str] = PastScores(PAST_PER_SLOT * num_slots)
         self._eviction = eviction or LRUEviction()
 
     def __contains__(self, key: str) -> bool:
@@ -66,7 +66,7 @@ class AdapterPool:
 
         Returns:
             The slot, or None where too many slots or bytes are in use by other keys. A key that was
-            not in the pool before gets a free slot; idle keys of the lowest rank leave until
+            not in the pool before gets a free slot; idle keys of the lowest score leave until
             there is one and its bytes fit.
         """
         if not self.can_acquire(key, num_bytes):
@@ -76,7 +76,7 @@ class AdapterPool:
                 self._evict()
             self._slots[key] = self._free.pop()
             self._bytes[key] = num_bytes
-            self._ranks[key] = self._past_ranks.take(key)
+            self._scores[key] = self._past_scores.take(key)
             self._vacated.discard(self._slots[key])
         self._idle.discard(key)
         self._references[key] = self._references.get(key, 0) + 1
@@ -98,10 +98,10 @@ class AdapterPool:
         """
         self._references[key] -= 1
         cost = max(seconds, MIN_SECONDS) / max(1, self._bytes[key])
-        self._ranks[key] = self._eviction.rank(self._ranks[key], cost)
+        self._scores[key] = self._eviction.score(self._scores[key], cost)
         if self._references[key] == 0:
             del self._references[key]
-            self._idle.put(key, self._ranks[key])
+            self._idle.put(key, self._scores[key])
 
     def discard(self, key: str) -> int | None:
         """Takes an idle key out of the pool and returns its slot; None where it is not resident.
@@ -124,7 +124,7 @@ class AdapterPool:
 
     def _remove(self, key: str) -> int:
         self._idle.discard(key)
-        self._past_ranks.keep(key, self._ranks.pop(key))
+        self._past_scores.keep(key, self._scores.pop(key))
         del self._bytes[key]
         slot = self._slots.pop(key)
         self._free.append(slot)

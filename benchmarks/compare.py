@@ -35,7 +35,7 @@ def measure_all(options: argparse.Namespace, adapters: Path) -> list[dict[str, A
     runs = []
     for repeat in range(options.repeats):
         for contender in contenders(options, adapters):
-            busy = machine.wait_until_quiet(options.busy_limit, options.patience)
+            busy = machine.wait_until_quiet(options.busy_limit, options.max_wait)
             print(f"run {repeat + 1} of {options.repeats}: {contender.name}", file=sys.stderr)
             neighbours = machine.Neighbours()
             run = {"contender": contender.name, "records": contender.measure()}
@@ -44,7 +44,7 @@ def measure_all(options: argparse.Namespace, adapters: Path) -> list[dict[str, A
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    machine.wait_until_quiet(options.busy_limit, options.patience)
+    machine.wait_until_quiet(options.busy_limit, options.max_wait)
     read_gb_s = machine.read_rate()
     with tempfile.TemporaryDirectory() as scratch:
         adapters = Path(scratch)
@@ -77,7 +77,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--vllm-python", type=Path)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--busy-limit", type=float, default=0.05, help="share of the processors")
-    parser.add_argument("--patience", type=float, default=300, help="seconds to wait for quiet")
+    parser.add_argument("--max-wait", type=float, default=300, help="seconds to wait for quiet")
     parser.add_argument("--quick", action="store_true", help="prove that everything runs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     return parser

@@ -103,13 +103,13 @@ class Neighbours:
                 pass
 
 
-def wait_until_quiet(limit: float, patience: float) -> float:
+def wait_until_quiet(limit: float, max_wait_s: float) -> float:
     """Waits until others use less than `limit` of the processors; -> the share they use.
 
-    Gives up with a message after `patience` seconds: a neighbour can make a step three times
+    Gives up with a message after `max_wait_s` seconds: a neighbour can make a step three times
     slower, because the fast threads wait for the slow one.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + max_wait_s
     while (busy := psutil.cpu_percent(interval=2) / 100) >= limit:
         if time.monotonic() > deadline:
             sys.exit(f"Other processes use {busy:.0%} of the processors: nothing measured.")

@@ -44,7 +44,7 @@ from loraplex.engine.protocol import (
 )
 
 
-class Arrivals:
+class SocketReader:
     """Calls `take` with the frames of each message, at once and on the loop.
 
     ZeroMQ's own asyncio sockets make two futures per message; a token has no time for them.
@@ -162,8 +162,8 @@ class EngineClient:
         self._monitor = self._socket.get_monitor_socket(
             zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         )
-        self._arrivals = Arrivals(self._socket, self._receive)
-        self._changes = Arrivals(self._monitor, self._note_connection)
+        self._reader = SocketReader(self._socket, self._receive)
+        self._changes = SocketReader(self._monitor, self._note_connection)
         self._socket.connect(self.address)
 
     async def close(self) -> None:
@@ -171,7 +171,7 @@ class EngineClient:
         self.give_up()
         self._lose()
         self._changes.close()
-        self._arrivals.close()
+        self._reader.close()
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
         self._context.term()
@@ -255,7 +255,7 @@ class EngineClient:
             self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
         except zmq.ZMQError as error:  # there is no high-water mark, so it can only be gone
             raise EngineUnavailable(LOST) from error
-        self._arrivals.look()
+        self._reader.look()
 
     def _receive(self, frames: list[bytes]) -> None:
         for event in self._decoder.decode(frames[0]):

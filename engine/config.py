@@ -29,8 +29,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None  # bytes; None: from the memory that is free
     block_size: int = 8
     kv_group_size: int | None = None  # layers that share a block; None: by the stored adapters
-    swap_memory: int | None = None  # bytes of host memory for evicted blocks; None: see swap/build
-    swap_disk: int = 0  # bytes of files for blocks that host memory evicts; 0: none
+    offload_memory: int | None = (
+        None  # bytes of host memory for evicted blocks; None: see build/offload.py
+    )
+    offload_disk: int = 0  # bytes of files for blocks that host memory evicts; 0: none
     max_adapter_slots: int = 16
     adapter_memory: int | None = None  # bytes of resident adapters; None: `default_adapter_memory`
     eviction: str = "cost"  # of cached blocks and idle adapters; lru: by their last use alone
@@ -58,8 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for name, choices in _CHOICES
             if (value := getattr(self, name)) not in choices
         ]
-        if self.swap_disk > 0 and self.swap_memory == 0:
-            faults.append("swap_disk needs a swap_memory above 0, which its blocks pass through")
+        if self.offload_disk > 0 and self.offload_memory == 0:
+            faults.append(
+                "offload_disk needs an offload_memory above 0, which its blocks pass through"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             faults.append(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
@@ -97,8 +101,8 @@ _MINIMA = (
     ("kv_cache_memory", 1),
     ("block_size", 1),
     ("kv_group_size", 1),
-    ("swap_memory", 0),
-    ("swap_disk", 0),
+    ("offload_memory", 0),
+    ("offload_disk", 0),
     ("max_adapter_slots", 1),
     ("adapter_memory", 0),
     ("eviction_half_life", 0.001),

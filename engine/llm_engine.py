@@ -8,8 +8,8 @@ import msgspec
 
 from loraplex.adapters.activation import adapter_start
 from loraplex.engine.build.engine import EngineParts, assemble
-from loraplex.engine.commands.adapters import AdapterDesk
-from loraplex.engine.commands.base_prompts import BasePromptDesk
+from loraplex.engine.commands.adapters import AdapterCommands
+from loraplex.engine.commands.base_prompts import BasePromptCommands
 from loraplex.engine.commands.block_map import block_map
 from loraplex.engine.commands.shares import set_tenant_shares
 from loraplex.engine.commands.stats import StepMetrics
@@ -63,11 +63,11 @@ class LLMEngine:
         self._seeds = RequestSeeds(config.seed)
         self._max_num_waiting = config.max_num_waiting
         self._metrics = StepMetrics()
-        self._adapters = AdapterDesk(parts.lora)
+        self._adapters = AdapterCommands(parts.lora)
         self._check = IdleCheck(parts.scheduler.kv)
         self.info = _describe(config, parts)
         self._limits = ModelLimits.of(self.info)
-        self._base_prompts = BasePromptDesk(parts.scheduler, parts.tokenizer, self._limits)
+        self._base_prompts = BasePromptCommands(parts.scheduler, parts.tokenizer, self._limits)
 
     @classmethod
     def load(
@@ -85,8 +85,8 @@ class LLMEngine:
         """Whether a step now would compute something, as far as can be told without trying."""
         return bool(self._scheduler.running) or any(
             self._adapters.is_loaded(adapter)
-            and not all(self._scheduler.kv.tiers.is_awaiting(s.seq_id) for s in line)
-            for (_, adapter), line in self._scheduler.waiting.lines.items()
+            and not all(self._scheduler.kv.tiers.is_awaiting(s.seq_id) for s in queue)
+            for (_, adapter), queue in self._scheduler.waiting.queues.items()
         )
 
     @property
@@ -198,7 +198,7 @@ class LLMEngine:
         Raises:
             RuntimeError: the books of KV memory do not balance; nothing should be served from it.
         """
-        if self._runner.prepare() or self._parts.warmth.prepare():
+        if self._runner.prepare() or self._parts.prefault.prepare():
             return True
         self._check.run()
         return False
@@ -264,11 +264,11 @@ class LLMEngine:
     def _fail_unavailable(self) -> list[RequestFailed]:
         """Ends the requests whose adapter could not be read; only these."""
         failed: list[RequestFailed] = []
-        for (_, adapter), line in list(self._scheduler.waiting.lines.items()):
+        for (_, adapter), queue in list(self._scheduler.waiting.queues.items()):
             reason = self._adapters.load_error(adapter)
             if reason is None:
                 continue
-            for request_id in dict.fromkeys(sequence.request_id for sequence in line):
+            for request_id in dict.fromkeys(sequence.request_id for sequence in queue):
                 self._scheduler.abort(request_id)
                 code = FailureCode.ADAPTER_UNAVAILABLE
                 failed.append(RequestFailed(request_id=request_id, code=code, message=str(reason)))

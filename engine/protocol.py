@@ -261,17 +261,17 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     queue_seconds: float = 0.0  # between a request's arrival and its first admission, in all
     num_queued: int = 0  # requests in that sum
-    swapped_out_bytes: int = 0
-    swapped_in_bytes: int = 0
-    swap_bytes: int = 0  # of its blocks in host memory and on disk, now
+    offloaded_bytes: int = 0
+    fetched_bytes: int = 0
+    offload_bytes: int = 0  # of its blocks in host memory and on disk, now
     prefill_tokens: int = 0  # computed; cached ones are not served
     decode_tokens: int = 0
     adapter_load_bytes: int = 0  # into slots
     service: float = 0.0  # its virtual token counter
 
 
-class SwapStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What was swapped since the start, and what lies in the tiers now."""
+class OffloadStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What has been offloaded since the start, and what the tiers hold now."""
 
     host_bytes: int = 0
     disk_bytes: int = 0
@@ -307,7 +307,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     num_steps: int = 0
     num_replayed_steps: int = 0  # of these, from a recording
     copied_blocks: int = 0  # copy-on-write
-    swap: SwapStats = SwapStats()
+    offload: OffloadStats = OffloadStats()
     peak_waste: float = 0.0  # largest (allocated - used) / allocated seen with 8 blocks or more
     mean_waste: float = 0.0
     adapters: AdapterStats = AdapterStats()

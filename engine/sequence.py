@@ -129,7 +129,7 @@ class Sequence:
         return self.sampling.n if self.num_output_tokens == 0 else 1
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def order(self) -> tuple[int, int, int]:
         """Its place among its tenant's: by priority, lower first, then by its call's turns, then
         first come, first served."""
         return self.priority, self.turn, self.arrival

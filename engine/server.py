@@ -30,7 +30,7 @@ from loraplex.engine.protocol import (
     RequestFailed,
     StartProgress,
 )
-from loraplex.engine.server_socket import Mailbox
+from loraplex.engine.server_socket import ServerSocket
 from loraplex.engine.spare import SPARE, wait_until_needed
 
 EXIT_FAILED = 1  # a step failed; a fresh start may help
@@ -62,9 +62,11 @@ class Engine(Protocol):
 class EngineServer:
     """Takes commands, steps the engine, sends events; waits without work when there is none."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, parent: int, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, engine: Engine, socket: ServerSocket, parent: int, heartbeat: Heartbeat
+    ) -> None:
         self._engine = engine
-        self._mailbox = mailbox
+        self._socket = socket
         self._parent = parent
         self._heartbeat = heartbeat
         self._stopping = False
@@ -79,7 +81,7 @@ class EngineServer:
         self._send([self._engine.info])
         try:
             while not self._stopping and os.getppid() == self._parent:
-                self._turn()
+                self._loop_once()
             self._heartbeat.enter(Phase.END)
             self._fail_all()
             self._engine.save_cache()
@@ -91,9 +93,9 @@ class EngineServer:
         """Ends `run` after the step under way."""
         self._stopping = True
 
-    def _turn(self) -> None:
+    def _loop_once(self) -> None:
         self._heartbeat.enter(Phase.WAIT)
-        self._mailbox.wait(self._patience())
+        self._socket.wait(self._poll_ms())
         self._heartbeat.enter(Phase.WORK)
         num_commands = self._obey_some()
         if self._engine.has_work or self._engine.is_waiting:
@@ -106,14 +108,14 @@ class EngineServer:
         """Obeys the commands that are there, but leaves some for later before a step has to wait
         for very many; returns how many it obeyed."""
         end, count = time.monotonic() + COMMAND_SECONDS, 0
-        for command in self._mailbox.receive():
+        for command in self._socket.receive():
             self._obey(command)
             count += 1
             if time.monotonic() >= end:
                 break
         return count
 
-    def _patience(self) -> int:
+    def _poll_ms(self) -> int:
         if self._engine.has_work:
             return 0
         if self._engine.is_waiting:
@@ -123,7 +125,7 @@ class EngineServer:
     def _obey(self, command: Command) -> None:
         match command:
             case Hello():
-                pass  # answered by the mailbox
+                pass  # answered by the socket
             case _:
                 self._submit(command)
 
@@ -137,18 +139,18 @@ class EngineServer:
             self._send([_internal_failure(command.request_id)])
 
     def _send(self, events: list[Event]) -> None:
-        for request_id in self._mailbox.send(events):
+        for request_id in self._socket.send(events):
             self._engine.abort(request_id)
 
     def _fail_all(self) -> None:
-        self._mailbox.send(
+        self._socket.send(
             [
                 RequestFailed(
                     request_id=request_id,
                     code=FailureCode.ENGINE_UNAVAILABLE,
                     message="The engine stopped before this request was complete; try again.",
                 )
-                for request_id in self._mailbox.open_requests
+                for request_id in self._socket.open_requests
             ]
         )
 
@@ -172,17 +174,17 @@ def serve(
     die_with_parent()
     heartbeat = Heartbeat(_take_standard_output())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    mailbox = Mailbox(address)
+    socket = ServerSocket(address)
 
     def progress(step: StartProgress) -> None:
         if os.getppid() != parent:
             raise StartRefused("The process that started this engine has ended.")
-        for _ in mailbox.receive():  # greets clients
+        for _ in socket.receive():  # greets clients
             pass
-        mailbox.send([step])
+        socket.send([step])
 
     try:
-        server = EngineServer(make_engine(progress), mailbox, parent, heartbeat)
+        server = EngineServer(make_engine(progress), socket, parent, heartbeat)
         signal.signal(signal.SIGTERM, lambda *_: server.stop())
         server.run()
     except StartRefused as refusal:
@@ -192,7 +194,7 @@ def serve(
         logger.exception("The engine failed")
         return EXIT_FAILED
     finally:
-        mailbox.close()
+        socket.close()
         heartbeat.close()
     return 0
 

@@ -1,4 +1,4 @@
-"""Mailbox: the engine's end of the socket, and who is owed which answer. Torch-free."""
+"""ServerSocket: the engine's end of the socket, and who is owed which answer. Torch-free."""
 
 import logging
 from collections import defaultdict
@@ -29,7 +29,7 @@ class _Envelope(msgspec.Struct):
     request_id: str = ""
 
 
-class Mailbox:
+class ServerSocket:
     """Receives commands from any number of clients and sends each event to whom it belongs.
 
     Args:

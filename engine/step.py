@@ -26,7 +26,7 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class BlockMoves:
-    """What is swapped in one step: first out, then in, before anything else is read or written."""
+    """Blocks that one step moves: first out, then in, before anything else is read or written."""
 
     offloads: tuple[tuple[int, int], ...] = ()  # (block id, host slot)
     fetches: tuple[tuple[int, int], ...] = ()  # (host slot, block id)

@@ -243,10 +243,10 @@ class Settings(BaseSettings):
         ge=1,
         description="Number of layers in one KV block; not set: by the adapters in the store",
     )
-    swap_memory: Bytes | None = Field(
+    offload_memory: Bytes | None = Field(
         None, ge=0, description="Host memory for evicted KV blocks; not set: 1GiB with a GPU"
     )
-    swap_disk: Bytes = Field(
+    offload_disk: Bytes = Field(
         0, ge=0, description="Disk space for KV blocks that are evicted from host memory; 0: none"
     )
     eviction: Literal["cost", "lru"] = Field(

@@ -30,7 +30,7 @@ GROUPS = {
     "lora": Group("gpu.lora", 110),
     "cache": Group("gpu.cache", 25),
     "rows": Group("gpu.rows", 40),
-    "swap": Group("gpu.swap", 30),
+    "offload": Group("gpu.offload", 30),
     "robust": Group("gpu.robust", 30),
     "engine": Group("gpu.engine", 180, needs=_OF_ENGINE),
 }

@@ -200,7 +200,7 @@ def rotary(tokens: int) -> Case:
 
 
 def gather(blocks: int) -> Case:
-    """As a sequence that is swapped out, of one group of layers."""
+    """As a sequence that is offloaded, of one group of layers."""
     shape = (blocks * 16, 18 * 2 * KV_HEADS * BLOCK * DIM)
     storage = HugePages(2 * math.prod(shape)).empty(*shape, dtype=BF16).zero_()
     out = torch.empty(blocks, shape[1], dtype=BF16)

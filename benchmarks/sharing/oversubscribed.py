@@ -4,10 +4,10 @@
 
 All requests are there at the start, with more of them than rows. What the rows may need is taken as
 their number times the tokens of the longest request. `enough` has that much KV memory, the other
-two have it over 1.5: `swap` with host memory below the pool, `recompute` without. Runs of the three
-alternate over the same requests: once with answers of three lengths, once with equal ones, whose
-memory grows in step. `÷ enough` is the median of the ratios of neighbouring runs. `rows` is how
-many sequences ran per step. `tokens computed` counts those twice that were computed again.
+two have it over 1.5: `offload` with host memory below the pool, `recompute` without. Runs of the
+three alternate over the same requests: once with answers of three lengths, once with equal ones,
+whose memory grows in step. `÷ enough` is the median of the ratios of neighbouring runs. `rows` is
+how many sequences ran per step. `tokens computed` counts those twice that were computed again.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Run:
     most_of_one: int  # preemptions of a single request
     rows: float  # sequences that ran per step
     computed: int  # tokens; those of prompts and answers once, and what was computed again
-    swapped_in_bytes: int
+    fetched_bytes: int
 
 
 def memory_for(options: argparse.Namespace, sizes: Sizes) -> int:
@@ -87,7 +87,7 @@ def run_once(engine: LLMEngine, sizes: Sizes, seed: int) -> Run:
         computed=sum(ledger.of(name).prefill_tokens for name in ledger.tenants)
         - served
         + sum(outputs),
-        swapped_in_bytes=after.swap.in_bytes - before.swap.in_bytes,
+        fetched_bytes=after.offload.in_bytes - before.offload.in_bytes,
     )
 
 
@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace, workload: str, sizes: Sizes) -> list[di
     common = {"max_num_seqs": sizes.rows, "max_model_len": sizes.longest}
     settings = {
         "enough": {"kv_cache_memory": enough},
-        "swap": {"kv_cache_memory": short, "swap_memory": enough},
+        "offload": {"kv_cache_memory": short, "offload_memory": enough},
         "recompute": {"kv_cache_memory": short},
     }
     runs: dict[str, list[Run]] = {name: [] for name in settings}
@@ -124,7 +124,7 @@ def summary(name: str, runs: list[Run], enough: list[Run]) -> dict[str, object]:
         "preemptions": max(run.preemptions for run in runs),
         "most_of_one": max(run.most_of_one for run in runs),
         "computed": round(median(run.computed for run in runs)),
-        "swapped_in_mib": round(median(run.swapped_in_bytes for run in runs) / 2**20, 1),
+        "fetched_mib": round(median(run.fetched_bytes for run in runs) / 2**20, 1),
     }
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     workloads = QUICK if chosen.quick else FULL
     figures = [row for name, sizes in workloads.items() for row in measure(chosen, name, sizes)]
     heads = ["answers", "memory", "tok/s", "÷ enough", "rows", "preemptions", "most of one"]
-    show([*heads, "tokens computed", "swapped in MiB"], [list(row.values()) for row in figures])
+    show([*heads, "tokens computed", "fetched MiB"], [list(row.values()) for row in figures])
     sizes = {name: asdict(sizes) for name, sizes in workloads.items()}
     save(chosen, "oversubscribed", {"sizes": sizes, "factor": FACTOR, "memory": figures})
 

@@ -23,14 +23,14 @@ from loraplex.engine.kv.groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 from loraplex.engine.model.checkpoint import first_line
-from loraplex.engine.model.feed_forward import swap_feed_forward
+from loraplex.engine.model.feed_forward import replace_feed_forward
 from loraplex.engine.model.loader import LoadedModel, load_model
-from loraplex.engine.model.norms import swap_norms
+from loraplex.engine.model.norms import replace_norms
 from loraplex.engine.model.packing import leave_checkpoint, pack_linears
 from loraplex.engine.model.probe import AttentionProbe, probe_layers
-from loraplex.engine.model.rotary import swap_rotary
+from loraplex.engine.model.rotary import replace_rotary
 from loraplex.engine.protocol import StartProgress
-from loraplex.engine.scheduling.adapter_slots import AdapterGate
+from loraplex.engine.scheduling.adapter_slots import AdapterSlots
 from loraplex.engine.scheduling.fair_share import FairPolicy
 from loraplex.engine.scheduling.policy import FCFSPolicy
 from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -40,7 +40,7 @@ from loraplex.engine.worker.attention import AttentionContext
 from loraplex.engine.worker.forward import Forward
 from loraplex.engine.worker.kv_memory import default_adapter_memory
 from loraplex.engine.worker.model_runner import ModelRunner, RecordedSteps
-from loraplex.engine.worker.prefault import MemoryWarmth
+from loraplex.engine.worker.prefault import Prefault
 from loraplex.engine.worker.sampler import Sampler
 from loraplex.kernels.dispatch import NAIVE, choose_kernels
 from loraplex.kernels.kernel_set import Kernels
@@ -58,7 +58,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: ModelRunner
     recompute: RecomputeCost
-    warmth: MemoryWarmth
+    prefault: Prefault
 
 
 def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None]) -> EngineParts:
@@ -108,7 +108,7 @@ def assemble(config: EngineConfig, on_progress: Callable[[StartProgress], None])
         scheduler=scheduler,
         runner=runner,
         recompute=kv.recompute,
-        warmth=MemoryWarmth(kv.cache.storage, kv.manager.pool),
+        prefault=Prefault(kv.cache.storage, kv.manager.pool),
     )
 
 
@@ -145,10 +145,10 @@ def _scheduler(
     lora: LoRAManager,
     stops: StopChecker,
 ) -> Scheduler:
-    gate = AdapterGate(lora, config.adapter_wait)
+    adapter_slots = AdapterSlots(lora, config.adapter_wait)
     is_fair = config.scheduling == "fair"
     policy = FairPolicy(exempt=OPERATOR) if is_fair else FCFSPolicy()
-    return Scheduler(kv, gate, policy, _limits(config, loaded), stops)
+    return Scheduler(kv, adapter_slots, policy, _limits(config, loaded), stops)
 
 
 def _make_ours(
@@ -168,9 +168,9 @@ def _put_kernels_in(loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels
     """Replaces what our kernels compute faster; attention and LoRA are there already."""
     if kernels is NAIVE:
         return
-    swap_norms(loaded.model, kernels)
-    swap_rotary(probe.modules.values(), loaded.dtype, kernels)
-    swap_feed_forward(loaded.model, kernels)
+    replace_norms(loaded.model, kernels)
+    replace_rotary(probe.modules.values(), loaded.dtype, kernels)
+    replace_feed_forward(loaded.model, kernels)
 
 
 @torch.inference_mode()
@@ -232,8 +232,8 @@ def _rehearse(
     if loaded.device.type != "cuda":
         return None
     torch.cuda.empty_cache()  # what torch keeps of freed weights is free, too
-    without_swap = msgspec.structs.replace(config, swap_memory=0, swap_disk=0)
-    kv = build_kv(without_swap, loaded, probe, kernels, groups, num_blocks=2)
+    without_offload = msgspec.structs.replace(config, offload_memory=0, offload_disk=0)
+    kv = build_kv(without_offload, loaded, probe, kernels, groups, num_blocks=2)
     kv.cache.copy([BlockCopy(source=0, target=1)])
     forward = _forward(config, loaded, kv.attention, context)
     limits = _limits(config, loaded)

@@ -43,7 +43,7 @@ def num_kv_blocks(
     Raises:
         ConfigRefused: one sequence of the maximum length does not fit.
     """
-    if loaded.device.type == "cuda" and config.swap_memory != 0:
+    if loaded.device.type == "cuda" and config.offload_memory != 0:
         reserved += STAGED_ON_DEVICE
     layers = list(probe.layers.values())
     memory = KVMemory.of(layers, groups, config.block_size, kv_format_of(loaded.dtype))
@@ -88,7 +88,7 @@ def build_kv(
         eviction=eviction_policy(config),
         metering=metering,
         restore_cost=cost_per_token,
-        on_evict=offload.tiers.keep,
+        on_evict=offload.tiers.offload,
     )
     manager = KVCacheManager(pool, layout, scope, offload.tiers)
     return KVParts(manager, cache, attention, offload, recompute)

@@ -13,10 +13,10 @@ from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.kv.keys import BlockKeyScope
 from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.metering import Metering
-from loraplex.engine.kv.offload.costs import SwapCosts
+from loraplex.engine.kv.offload.costs import OffloadCosts
 from loraplex.engine.kv.offload.disk_tier import DiskTier
-from loraplex.engine.kv.offload.manager import SwapManager
-from loraplex.engine.kv.offload.segment import SwapIdentity
+from loraplex.engine.kv.offload.manager import OffloadManager
+from loraplex.engine.kv.offload.segment import OffloadIdentity
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 from loraplex.engine.kv.tiers import LowerTiers, Transfers
 from loraplex.engine.step import BlockMoves
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Offload:
     tiers: LowerTiers
-    transfers: Transfers | None = None  # that move the blocks; None where nothing is swapped
+    transfers: Transfers | None = None  # that move the blocks; None where nothing is offloaded
 
 
 def build_offload(
@@ -61,12 +61,12 @@ def build_offload(
     transfers = kind(device, arena.storage)
     rate = _copy_rate(transfers, device, num_slots)
     tokens_per_block = layout.block_size / len(layout.groups)
-    costs = SwapCosts(recompute, device.bytes_per_block, tokens_per_block, rate)
+    costs = OffloadCosts(recompute, device.bytes_per_block, tokens_per_block, rate)
     disk = None
-    if config.swap_disk:
-        folder = Path(config.adapter_store).parent / "swap"
-        disk = DiskTier(folder, config.swap_disk, _identity(layout, scope, device))
-    return Offload(SwapManager(transfers, arena, costs, metering, disk=disk), transfers)
+    if config.offload_disk:
+        folder = Path(config.adapter_store).parent / "offload"
+        disk = DiskTier(folder, config.offload_disk, _identity(layout, scope, device))
+    return Offload(OffloadManager(transfers, arena, costs, metering, disk=disk), transfers)
 
 
 def _arena(config: EngineConfig, device: BlockStorage, num_slots: int) -> HostArena | None:
@@ -76,22 +76,22 @@ def _arena(config: EngineConfig, device: BlockStorage, num_slots: int) -> HostAr
         return HostArena(num_slots, device.widths, dtype, pinned=on_cuda)
     except (RuntimeError, OSError) as error:  # CUDA refuses with the one, mmap with the other
         reason = f"no {num_slots * device.bytes_per_block:,} bytes of host memory: {error}"
-        if config.swap_memory is not None:
-            raise ConfigRefused(f"swap_memory: {reason}") from error
-        logger.warning("nothing is swapped: %s", reason)
+        if config.offload_memory is not None:
+            raise ConfigRefused(f"offload_memory: {reason}") from error
+        logger.warning("KV blocks are not offloaded: %s", reason)
         return None
 
 
 def _host_bytes(config: EngineConfig, device: torch.device) -> int:
-    if config.swap_memory is not None:
-        return config.swap_memory
-    usual = CUDA_BYTES if device.type == "cuda" else DISK_BYTES if config.swap_disk else 0
+    if config.offload_memory is not None:
+        return config.offload_memory
+    usual = CUDA_BYTES if device.type == "cuda" else DISK_BYTES if config.offload_disk else 0
     return min(usual, int(FREE_SHARE * free_memory(torch.device("cpu"))))
 
 
-def _identity(layout: KVLayout, scope: BlockKeyScope, device: BlockStorage) -> SwapIdentity:
+def _identity(layout: KVLayout, scope: BlockKeyScope, device: BlockStorage) -> OffloadIdentity:
     places = repr(layout.groups) + repr(device.widths)
-    return SwapIdentity(
+    return OffloadIdentity(
         kv_format=scope.kv_format,
         model_revision=scope.model_revision,
         quantization=scope.quantization,

@@ -1,4 +1,4 @@
-"""AdapterDesk: adapters come and go beside the running engine."""
+"""AdapterCommands: adapters come and go beside the running engine."""
 
 import logging
 from collections.abc import Set
@@ -37,7 +37,7 @@ class AdapterTerms:
     base_prompt: BasePromptRef | None = None
 
 
-class AdapterDesk:
+class AdapterCommands:
     """Reads adapters on a thread of its own, so that no decode step waits for a disk."""
 
     def __init__(self, lora: LoRAManager) -> None:

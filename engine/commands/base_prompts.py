@@ -1,4 +1,4 @@
-"""BasePromptDesk: base prompts are published, used and retired beside the running requests."""
+"""BasePromptCommands: base prompts are published, used and retired beside the running requests."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ import msgspec
 from tokenizers import Tokenizer
 
 from loraplex.engine.errors import RequestRejected
-from loraplex.engine.kv.base_prompts import BasePrompt
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import blocks_at_peak
+from loraplex.engine.kv.pinned_prompts import PinnedPrompt
 from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import (
     BasePromptInfo,
@@ -34,7 +34,7 @@ MAX_SHARE = 0.5  # of the KV pool that base prompts may keep together
 Outcome = BasePromptPublished | BasePromptRetired | RequestFailed
 
 
-class BasePromptDesk:
+class BasePromptCommands:
     """Has base prompts computed by sequences of the operator's, and keeps them until the last
     request that uses them has ended."""
 
@@ -43,8 +43,8 @@ class BasePromptDesk:
         self._prompts = scheduler.kv.prompts
         self._tokenizer = tokenizer
         self._limits = limits
-        self._publishing: list[tuple[str, BasePrompt]] = []
-        self._retiring: list[tuple[str, BasePrompt]] = []
+        self._publishing: list[tuple[str, PinnedPrompt]] = []
+        self._retiring: list[tuple[str, PinnedPrompt]] = []
         self._num_saved_tokens = 0
 
     @property
@@ -89,7 +89,7 @@ class BasePromptDesk:
 
     def apply(
         self, request: GenerateRequest, default: BasePromptRef | None
-    ) -> tuple[GenerateRequest, BasePrompt | None]:
+    ) -> tuple[GenerateRequest, PinnedPrompt | None]:
         """Puts the base prompt that a request names before its tokens; else its adapter's, unless
         they begin with it already; else finds the one that they begin with.
 
@@ -142,7 +142,7 @@ class BasePromptDesk:
     def num_saved_tokens(self) -> int:
         return self._num_saved_tokens
 
-    def _num_saved_blocks(self, prompt: BasePrompt) -> int:
+    def _num_saved_blocks(self, prompt: PinnedPrompt) -> int:
         kv = self._scheduler.kv
         shared = set(kv.held_blocks(prompt.sequence))
         holders = Counter(
@@ -189,7 +189,7 @@ class BasePromptDesk:
             self._forget(prompt)
         return [BasePromptRetired(request_id) for request_id, _ in unused]
 
-    def _forget(self, prompt: BasePrompt) -> None:
+    def _forget(self, prompt: PinnedPrompt) -> None:
         if self._prompts.get(prompt.ref) is not prompt:
             return
         kv = self._scheduler.kv
@@ -203,7 +203,7 @@ class BasePromptDesk:
         sequences = [*self._scheduler.running, *self._scheduler.waiting]
         return Counter(s.base_prompt for s in sequences if s.base_prompt is not None)
 
-    def _find(self, ref: BasePromptRef) -> BasePrompt:
+    def _find(self, ref: BasePromptRef) -> PinnedPrompt:
         prompt = self._prompts.get(ref)
         if prompt is None or prompt.is_retired:
             code = FailureCode.BASE_PROMPT_NOT_FOUND
@@ -211,7 +211,7 @@ class BasePromptDesk:
             raise RequestRejected(code, message, "base_prompt")
         return prompt
 
-    def _info(self, prompt: BasePrompt) -> BasePromptInfo:
+    def _info(self, prompt: PinnedPrompt) -> BasePromptInfo:
         num_blocks = self._scheduler.kv.num_held_blocks(prompt.sequence)
         return BasePromptInfo(ref=prompt.ref, num_tokens=prompt.num_tokens, num_blocks=num_blocks)
 

@@ -13,13 +13,13 @@ def tenant_stats(scheduler: Scheduler) -> list[TenantStats]:
     pool = scheduler.kv.pool
     running = Counter(sequence.tenant for sequence in scheduler.running)
     waiting: Counter[str] = Counter()
-    for (tenant, _), line in scheduler.waiting.lines.items():
-        waiting[tenant] += len(line)
-    swapped = scheduler.kv.tiers.bytes_by_account()
+    for (tenant, _), queue in scheduler.waiting.queues.items():
+        waiting[tenant] += len(queue)
+    offloaded = scheduler.kv.tiers.bytes_by_account()
     names = {account.name for account in pool.budgets.accounts} | running.keys() | waiting.keys()
     now = pool.metering.now()
     stats = []
-    for name in sorted(names | swapped.keys()):
+    for name in sorted(names | offloaded.keys()):
         account, meter = pool.budgets.of(name), pool.metering.of(name)
         service = scheduler.policy.ledger.of(name)
         stats.append(
@@ -40,9 +40,9 @@ def tenant_stats(scheduler: Scheduler) -> list[TenantStats]:
                 num_preemptions=meter.num_preemptions,
                 queue_seconds=meter.queue_seconds,
                 num_queued=meter.num_queued,
-                swapped_out_bytes=meter.swapped_out_bytes,
-                swapped_in_bytes=meter.swapped_in_bytes,
-                swap_bytes=swapped.get(name, 0),
+                offloaded_bytes=meter.offloaded_bytes,
+                fetched_bytes=meter.fetched_bytes,
+                offload_bytes=offloaded.get(name, 0),
                 prefill_tokens=service.prefill_tokens,
                 decode_tokens=service.decode_tokens,
                 adapter_load_bytes=service.loaded_bytes,
@@ -115,7 +115,7 @@ class StepMetrics:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             copied_blocks=kv.num_copied_blocks,
-            swap=kv.tiers.stats(),
+            offload=kv.tiers.stats(),
             peak_waste=self._waste_peak,
             mean_waste=self._waste_sum / self._waste_count if self._waste_count else 0.0,
             tenants=tenant_stats(scheduler),

@@ -80,7 +80,7 @@ class AdmissionPlanner:
     def _trim(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
         """Leaves out what a group with a window found beyond all that it ever holds at once: it
         could be more than there is room for."""
-        passed = self._layout.num_passed(cached.num_tokens)
+        passed = self._layout.num_skipped(cached.num_tokens)
         peaks = self._layout.peaks(sequence.num_tokens)
         ends = [start + peak for start, peak in zip(passed, peaks, strict=True)]
         rows = [row[:end] for row, end in zip(cached.blocks, ends, strict=True)]

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, PastRanks
+from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, PastScores
 from loraplex.engine.kv.budgets import OPERATOR, Account, Budgets
 from loraplex.engine.kv.eviction_queue import IdleBlocks
 from loraplex.engine.kv.metering import EvictionCause, Metering
@@ -17,7 +17,7 @@ PAST_PER_BLOCK = 4  # contents that have left whose uses are remembered, for eac
 class KVCacheBlock:
     """One fixed-size block of KV memory. Only the pool changes it."""
 
-    __slots__ = ("account", "block_id", "key", "rank", "ref_count", "token_ids")
+    __slots__ = ("account", "block_id", "eviction_score", "key", "ref_count", "token_ids")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
@@ -25,7 +25,7 @@ class KVCacheBlock:
         self.account = NOBODY  # who pays for it while it is held or cached
         self.key: tuple[int, bytes] | None = None  # (KV group, content key) while it is indexed
         self.token_ids: tuple[int, ...] = ()  # its tokens while it is indexed
-        self.rank = UNUSED  # by its content's uses so far; the lowest is evicted first
+        self.eviction_score = UNUSED  # by its content's uses so far; the lowest is evicted first
 
 
 class BlockPool:
@@ -48,7 +48,7 @@ class BlockPool:
         """
         Args:
             num_blocks: with the null block, which the caller has memory for too.
-            eviction: ranks cached blocks; None: the least recently used leaves first.
+            eviction: scores cached blocks; None: the least recently used leaves first.
             restore_cost: what it costs to get a token of a prefix so long back, in any unit.
             on_evict: called with a block whose content may still be of use, before it is forgotten.
         """
@@ -63,7 +63,7 @@ class BlockPool:
         self.num_ever_used = 0  # blocks from the first to the last that was ever handed out
         self._index: dict[tuple[int, bytes], KVCacheBlock] = {}
         self._eviction = eviction or LRUEviction()
-        self._past_ranks: PastRanks[tuple[int, bytes]] = PastRanks(PAST_PER_BLOCK * num_blocks)
+        self._past_scores: PastScores[tuple[int, bytes]] = PastScores(PAST_PER_BLOCK * num_blocks)
         self._restore_cost = restore_cost
 
     @property
@@ -84,7 +84,7 @@ class BlockPool:
         """All blocks whose content can be found: those in use, then the cached ones, each of
         them by worth."""
         known = (block for block in self.blocks if block.key is not None)
-        return sorted(known, key=lambda block: (block.ref_count == 0, -block.rank))
+        return sorted(known, key=lambda block: (block.ref_count == 0, -block.eviction_score))
 
     def num_available(self, account: str) -> int:
         """Blocks that this account could be given now: blank ones, and cached ones that may leave
@@ -94,7 +94,7 @@ class BlockPool:
     def allocate(self, account: str) -> KVCacheBlock:
         """Hands out a block, which the account pays for; what it remembered is forgotten.
 
-        Cached blocks leave in the order of their ranks, but never below another account's floor.
+        Cached blocks leave in the order of their scores, but never below another account's floor.
 
         Raises:
             MemoryError: when there is none for this account; callers ask `num_available` first.
@@ -109,7 +109,7 @@ class BlockPool:
         self.metering.note_use(account, 1)
         return block
 
-    def share(self, block: KVCacheBlock, holder: str | None = None) -> None:
+    def retain(self, block: KVCacheBlock, holder: str | None = None) -> None:
         """Adds a holder to a block that is held or cached: `holder`, or else who pays for it."""
         if block.ref_count == 0:
             payer = self.budgets.of(block.account)
@@ -139,7 +139,7 @@ class BlockPool:
             block.ref_count -= 1
             self.metering.note_use(block.account if holder is None else holder, -1)
             if block.key is not None:
-                block.rank = self._eviction.rank(block.rank, cost)
+                block.eviction_score = self._eviction.score(block.eviction_score, cost)
             if block.ref_count == 1:
                 self.metering.note_shared(block.account, -1)
             elif block.ref_count == 0:
@@ -151,14 +151,14 @@ class BlockPool:
         block = self._index.get((group, key))
         return block if block is not None and block.token_ids == token_ids else None
 
-    def remember(
+    def index(
         self, block: KVCacheBlock, group: int, key: bytes, token_ids: tuple[int, ...]
     ) -> None:
         """Indexes a full, computed block, unless its content is in the index already."""
         if block.key is None and (group, key) not in self._index:
             block.key = (group, key)
             block.token_ids = token_ids
-            block.rank = self._past_ranks.take(block.key)
+            block.eviction_score = self._past_scores.take(block.key)
             self._index[block.key] = block
 
     def set_shares(self, shares: Iterable[TenantShare]) -> list[str]:
@@ -239,7 +239,7 @@ class BlockPool:
             return
         self._num_cached += 1
         self._charge(payer, held=-1, cached=1)
-        self._idle.put(payer, block.block_id, block.rank)
+        self._idle.put(payer, block.block_id, block.eviction_score)
         if payer.is_over_ceiling:
             self._clear(self._idle.lowest_of(payer), EvictionCause.CEILING)
 
@@ -252,11 +252,11 @@ class BlockPool:
     def _forget(self, block: KVCacheBlock) -> None:
         if block.key is not None:
             del self._index[block.key]
-            self._past_ranks.keep(block.key, block.rank)
+            self._past_scores.keep(block.key, block.eviction_score)
             block.key = None
             block.token_ids = ()
         block.account = NOBODY
-        block.rank = UNUSED
+        block.eviction_score = UNUSED
 
     def check_integrity(self, holders: dict[int, int] | None = None) -> None:
         """Proves the books: free + held == all, every index entry is true, every block is charged.

@@ -14,31 +14,33 @@ class BlockTable:
 
     blocks: list[list[KVCacheBlock]]
     ids: NDArray[np.int32]  # [groups, max blocks]
-    num_passed: list[int]  # per group: blocks behind the window
-    written_from: NDArray[np.int64]  # [groups]: what lies before came from the cache
-    num_remembered: int = 0  # full blocks that the prefix cache was offered
+    num_skipped: list[int]  # per group: blocks behind the window
+    first_writable: NDArray[np.int64]  # [groups]: what lies before came from the cache
+    num_indexed: int = 0  # full blocks that the prefix cache was offered
 
     @classmethod
     def empty(cls, num_groups: int, max_blocks: int) -> "BlockTable":
         return cls(
             blocks=[[] for _ in range(num_groups)],
             ids=np.full((num_groups, max_blocks), NULL_BLOCK_ID, np.int32),
-            num_passed=[0] * num_groups,
-            written_from=np.zeros(num_groups, np.int64),
+            num_skipped=[0] * num_groups,
+            first_writable=np.zeros(num_groups, np.int64),
         )
 
     @property
     def num_held(self) -> list[int]:
         """Per group, the blocks that are not behind the window."""
-        return [len(row) - passed for row, passed in zip(self.blocks, self.num_passed, strict=True)]
+        return [
+            len(row) - passed for row, passed in zip(self.blocks, self.num_skipped, strict=True)
+        ]
 
     def copy(self) -> "BlockTable":
         return BlockTable(
             [list(row) for row in self.blocks],
             self.ids.copy(),
-            list(self.num_passed),
-            self.written_from.copy(),
-            self.num_remembered,
+            list(self.num_skipped),
+            self.first_writable.copy(),
+            self.num_indexed,
         )
 
     def extend(self, group: int, blocks: list[KVCacheBlock]) -> None:

@@ -2,23 +2,23 @@
 
 from collections import defaultdict
 
-from loraplex.adapters.eviction import RankedSet
+from loraplex.adapters.eviction import EvictionOrder
 from loraplex.engine.kv.budgets import Account
 
 
 class IdleBlocks:
     """Finds the next block to be evicted in O(log n): one account's, or anyone's over its floor.
 
-    Each account's blocks are in one ranked set, and the lowest rank of each account that is over
-    its floor in another; so blocks that a floor protects are never looked at.
+    Each account's blocks have an eviction order of their own, and the accounts over their floors
+    one more by their lowest scores, so that blocks protected by a floor are never looked at.
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[str, RankedSet[int]] = defaultdict(RankedSet)
-        self._lowest: RankedSet[str] = RankedSet()
+        self._blocks: dict[str, EvictionOrder[int]] = defaultdict(EvictionOrder)
+        self._lowest: EvictionOrder[str] = EvictionOrder()
 
-    def put(self, account: Account, block_id: int, rank: float) -> None:
-        self._blocks[account.name].put(block_id, rank)
+    def put(self, account: Account, block_id: int, score: float) -> None:
+        self._blocks[account.name].put(block_id, score)
         self.refresh(account)
 
     def discard(self, account: Account, block_id: int) -> None:
@@ -34,12 +34,12 @@ class IdleBlocks:
             self._lowest.put(account.name, lowest[0])
 
     def lowest_of(self, account: Account) -> int | None:
-        """The account's own block of the lowest rank."""
+        """The account's own block of the lowest score."""
         lowest = self._blocks[account.name].lowest()
         return None if lowest is None else lowest[1]
 
     def lowest(self) -> int | None:
-        """The block of the lowest rank among all accounts that are over their floors."""
+        """The block of the lowest score among all accounts that are over their floors."""
         account = self._lowest.lowest()
         if account is None:
             return None

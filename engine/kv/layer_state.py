@@ -11,7 +11,7 @@ class FullAttention:
 
     window: ClassVar[None] = None  # a query sees all
 
-    def num_passed(self, num_computed_tokens: int, block_size: int) -> int:
+    def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
         """Blocks at the beginning that no later query sees."""
         return 0
 
@@ -43,8 +43,8 @@ class SlidingWindow:
 
     window: int  # tokens that a query sees, itself included
 
-    def num_passed(self, num_computed_tokens: int, block_size: int) -> int:
-        """As `FullAttention.num_passed`."""
+    def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
+        """As `FullAttention.num_skipped`."""
         return max(0, num_computed_tokens - self.window + 1) // block_size
 
     def blocks_for(self, num_tokens: int, block_size: int) -> int:
@@ -65,7 +65,7 @@ class SlidingWindow:
         """
         num_blocks = limit
         while True:
-            visible = range(self.num_passed(num_blocks * block_size, block_size), num_blocks)
+            visible = range(self.num_skipped(num_blocks * block_size, block_size), num_blocks)
             gap = next((index for index in visible if not has(index)), None)
             if gap is None:
                 return num_blocks

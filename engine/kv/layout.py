@@ -25,9 +25,9 @@ class KVLayout:
         """Entries of the longest block table of a sequence in any group."""
         return max(self.num_blocks(self.max_model_len))
 
-    def num_passed(self, num_computed_tokens: int) -> list[int]:
+    def num_skipped(self, num_computed_tokens: int) -> list[int]:
         """Per group, the blocks at the beginning that no later query sees."""
-        return [g.state.num_passed(num_computed_tokens, self.block_size) for g in self.groups]
+        return [g.state.num_skipped(num_computed_tokens, self.block_size) for g in self.groups]
 
     def num_blocks(self, num_tokens: int) -> list[int]:
         """Per group, the entries of a block table that covers so many tokens."""

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loraplex.engine.kv.admission_plan import AdmissionPlan, AdmissionPlanner
-from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
 from loraplex.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
 from loraplex.engine.kv.block_table import BlockTable
 from loraplex.engine.kv.demand import BlockDemand
 from loraplex.engine.kv.keys import BlockKeyScope, PrefixKeys, tokens_of
 from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.pinned_prompts import PinnedPrompt, PinnedPrompts
 from loraplex.engine.kv.prefix_lookup import CachedPrefix, Fetch, PrefixLookup
 from loraplex.engine.kv.tiers import LowerTiers
 from loraplex.engine.sequence import Sequence
@@ -42,7 +42,7 @@ class KVCacheManager:
         self.max_blocks = layout.max_blocks
         self.num_copied_blocks = 0
         self.tiers = tiers or LowerTiers()
-        self.prompts = BasePrompts(scope, block_size)
+        self.prompts = PinnedPrompts(scope, block_size)
         self._keys = PrefixKeys(scope, block_size, groups, self.prompts)
         self._demand = BlockDemand(layout, pool.budgets)
         lookup = PrefixLookup(pool, groups, block_size, self._keys, self.prompts)
@@ -68,7 +68,7 @@ class KVCacheManager:
         """
         sequence, cached = plan.sequence, plan.cached
         for fetch in cached.fetches:  # allocating below may evict in every tier
-            self.tiers.hold(fetch.block)
+            self.tiers.pin(fetch.block)
         table = self._tables[sequence.seq_id] = self._table_on(cached, sequence.tenant)
         for fetch in cached.fetches:
             self._fetch(sequence, table, fetch)
@@ -112,7 +112,7 @@ class KVCacheManager:
         """
         table = self._tables[sequence.seq_id]
         start = sequence.num_computed_tokens
-        self._free_passed(sequence, start)
+        self._free_skipped(sequence, start)
         shared = self._shared_tail(table, start)
         counts = zip(self.layout.num_blocks(start + num_new_tokens), table.blocks, strict=True)
         needed = sum(max(0, count - len(row)) for count, row in counts) + len(shared)
@@ -121,18 +121,18 @@ class KVCacheManager:
         self._allocate(sequence, num_new_tokens, shared)
         return True
 
-    def remember_computed(self, sequence: Sequence) -> None:
+    def index_computed(self, sequence: Sequence) -> None:
         """Offers the sequence's full computed blocks to the prefix cache."""
         self._keys.extend(sequence)
         table = self._tables[sequence.seq_id]
         full = sequence.num_computed_tokens // self.block_size
-        for index in range(table.num_remembered, full):
+        for index in range(table.num_indexed, full):
             tokens = tokens_of(sequence, index, self.block_size)
             for group, row in enumerate(table.blocks):
                 if row[index] is not self.pool.null_block:
                     key = self._keys.of(sequence, group)[index]
-                    self.pool.remember(row[index], group, key, tokens)
-        table.num_remembered = full
+                    self.pool.index(row[index], group, key, tokens)
+        table.num_indexed = full
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives the child the parent's blocks by reference."""
@@ -140,7 +140,7 @@ class KVCacheManager:
         for row in table.blocks:
             for block in row:
                 if block is not self.pool.null_block:
-                    self.pool.share(block, child.tenant)
+                    self.pool.retain(block, child.tenant)
         self._tables[child.seq_id] = table.copy()
         self._used_tokens[child.seq_id] = self._used_tokens[parent.seq_id]
 
@@ -158,18 +158,18 @@ class KVCacheManager:
         """[groups, max blocks]; the null block where nothing is held."""
         return self._tables[sequence.seq_id].ids
 
-    def written_from(self, sequence: Sequence) -> NDArray[np.int64]:
+    def first_writable(self, sequence: Sequence) -> NDArray[np.int64]:
         """[groups]; the positions from which on the sequence writes. Those before, computed or not,
         hold the same already."""
-        return self._tables[sequence.seq_id].written_from
+        return self._tables[sequence.seq_id].first_writable
 
-    def pin(self, prompt: BasePrompt) -> None:
+    def pin(self, prompt: PinnedPrompt) -> None:
         """Keeps what requests can share of a computed base prompt: its end, and so much before it
         as the windows show. The rest stays findable while nobody needs the memory."""
         sequence = prompt.sequence
         whole = (prompt.num_tokens - 1) // self.block_size * self.block_size
         table = self._tables[sequence.seq_id]
-        self._free_passed(sequence, whole)
+        self._free_skipped(sequence, whole)
         for block in self.held_blocks(sequence):
             if block.account != sequence.tenant:  # a tenant was quicker
                 self.pool.recharge(block, sequence.tenant)
@@ -190,7 +190,7 @@ class KVCacheManager:
         allocated = (self.pool.num_blocks - self.pool.num_free) * self.block_size
         unused: dict[int, int] = {}
         for seq_id, table in self._tables.items():
-            for row, written in zip(table.blocks, table.written_from.tolist(), strict=True):
+            for row, written in zip(table.blocks, table.first_writable.tolist(), strict=True):
                 self._count_unused(row, max(written, self._used_tokens[seq_id]), unused)
         return allocated, allocated - sum(unused.values())
 
@@ -215,15 +215,15 @@ class KVCacheManager:
     def _table_on(self, cached: CachedPrefix, tenant: str) -> BlockTable:
         """A table of the cached blocks, which have one holder more."""
         table = BlockTable.empty(len(self.groups), self.max_blocks)
-        table.num_passed = self.layout.num_passed(cached.num_tokens)
+        table.num_skipped = self.layout.num_skipped(cached.num_tokens)
         for group, row in enumerate(cached.blocks):
-            table.written_from[group] = max(cached.num_tokens, len(row) * self.block_size)
+            table.first_writable[group] = max(cached.num_tokens, len(row) * self.block_size)
             blocks = [*row, *cached.end[group : group + 1]]
             for block in blocks:
                 if block is not self.pool.null_block:
-                    self.pool.share(block, tenant)
+                    self.pool.retain(block, tenant)
             table.extend(group, blocks)
-        table.num_remembered = cached.num_tokens // self.block_size
+        table.num_indexed = cached.num_tokens // self.block_size
         return table
 
     def _allocate(self, sequence: Sequence, num_new_tokens: int, shared: list[int]) -> None:
@@ -245,21 +245,21 @@ class KVCacheManager:
             empty = self.block_size - max(0, used_tokens - index * self.block_size)
             unused[block_id] = min(empty, unused.get(block_id, self.block_size))
 
-    def _free_passed(self, sequence: Sequence, num_computed_tokens: int) -> None:
+    def _free_skipped(self, sequence: Sequence, num_computed_tokens: int) -> None:
         table = self._tables[sequence.seq_id]
-        ends = self.layout.num_passed(num_computed_tokens)
+        ends = self.layout.num_skipped(num_computed_tokens)
         for group, (row, end) in enumerate(zip(table.blocks, ends, strict=True)):
             passed = min(end, len(row))
-            for index in range(table.num_passed[group], passed):
+            for index in range(table.num_skipped[group], passed):
                 self.pool.release([row[index]], sequence.tenant, sequence.num_tokens)
                 table.replace(group, index, self.pool.null_block)
-            table.num_passed[group] = max(passed, table.num_passed[group])
+            table.num_skipped[group] = max(passed, table.num_skipped[group])
 
     def _fetch(self, sequence: Sequence, table: BlockTable, fetch: Fetch) -> None:
         """Puts a new block where a lower tier has the content, which is in it before the step."""
         block = self.pool.allocate(sequence.tenant)
         group, key = fetch.block.key
-        self.pool.remember(block, group, key, fetch.block.token_ids)
+        self.pool.index(block, group, key, fetch.block.token_ids)
         self.tiers.fetch(fetch.block, block.block_id)
         table.replace(fetch.group, fetch.index, block)
 
@@ -271,7 +271,7 @@ class KVCacheManager:
             for number, group in enumerate(self.groups)
             if group.state.copies_on_fork(start, self.block_size)
             and table.blocks[number][index].ref_count > 1
-            and start >= table.written_from[number]
+            and start >= table.first_writable[number]
         ]
 
     def _copy_on_write(

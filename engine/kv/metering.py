@@ -48,8 +48,8 @@ class Meter:
         self.num_used = 0  # entries in the block tables of its sequences, whoever pays
         self.evictions: Counter[EvictionCause] = Counter()
         self.num_preemptions = 0
-        self.swapped_out_bytes = 0
-        self.swapped_in_bytes = 0
+        self.offloaded_bytes = 0
+        self.fetched_bytes = 0
         self.queue_seconds = 0.0
         self.num_queued = 0
 
@@ -104,11 +104,11 @@ class Metering:
     def note_eviction(self, account: str, cause: EvictionCause) -> None:
         self.of(account).evictions[cause] += 1
 
-    def note_swap(self, account: str, bytes_out: int = 0, bytes_in: int = 0) -> None:
+    def note_offload(self, account: str, bytes_out: int = 0, bytes_in: int = 0) -> None:
         """Bytes of the account's blocks that left for host memory or disk, or came back."""
         meter = self.of(account)
-        meter.swapped_out_bytes += bytes_out
-        meter.swapped_in_bytes += bytes_in
+        meter.offloaded_bytes += bytes_out
+        meter.fetched_bytes += bytes_in
 
     def note_wait(self, account: str, seconds: float) -> None:
         """A sequence has waited so long to be admitted for the first time."""

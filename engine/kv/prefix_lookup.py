@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from loraplex.engine.kv.base_prompts import BasePrompt, BasePrompts
 from loraplex.engine.kv.block_pool import BlockPool, KVCacheBlock
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import PrefixKeys, tokens_of
+from loraplex.engine.kv.pinned_prompts import PinnedPrompt, PinnedPrompts
 from loraplex.engine.kv.tiers import BlockKey, HostBlock, TierBlock
 from loraplex.engine.sequence import Sequence
 
@@ -57,7 +57,7 @@ class PrefixLookup:
         groups: list[KVGroup],
         block_size: int,
         keys: PrefixKeys,
-        prompts: BasePrompts,
+        prompts: PinnedPrompts,
     ) -> None:
         self._pool = pool
         self._groups = groups
@@ -124,7 +124,7 @@ class PrefixLookup:
         fetches: list[Fetch] = []
         needed = num_tokens // self._block_size
         for number, (group, look) in enumerate(zip(self._groups, looks, strict=True)):
-            passed = group.state.num_passed(num_tokens, self._block_size)
+            passed = group.state.num_skipped(num_tokens, self._block_size)
             row = [self._pool.null_block] * passed
             for index in range(passed, limit):
                 block = look(index)
@@ -138,7 +138,7 @@ class PrefixLookup:
             rows.append(row)
         return rows, tuple(fetches)
 
-    def _prompt_ending_in(self, sequence: Sequence, num_blocks: int) -> BasePrompt | None:
+    def _prompt_ending_in(self, sequence: Sequence, num_blocks: int) -> PinnedPrompt | None:
         """The longest base prompt that begins the sequence and whose end is block `num_blocks`."""
         keys = sequence.block_keys
         if keys.num_public < num_blocks:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loraplex.engine.kv.block_pool import KVCacheBlock
-from loraplex.engine.protocol import SwapStats
+from loraplex.engine.protocol import OffloadStats
 from loraplex.engine.step import NO_MOVES, BlockMoves
 
 BlockKey = tuple[int, bytes]  # (KV group, content key), as in the block pool
@@ -20,7 +20,7 @@ class HostBlock:
     account: str  # who pays for it
     slot: int
     is_here: bool = False  # its content has arrived in the slot
-    num_holders: int = 0  # fetches under way
+    num_pins: int = 0  # fetches under way
 
 
 class Transfers(Protocol):
@@ -70,7 +70,7 @@ class LowerTiers:
     def begin_step(self) -> None:
         """Takes in what the last step's copies and the disk have brought."""
 
-    def keep(self, block: KVCacheBlock) -> None:
+    def offload(self, block: KVCacheBlock) -> None:
         """Takes in a block of the pool that is about to be overwritten, if that is worth it."""
 
     def find(self, key: BlockKey, token_ids: tuple[int, ...]) -> TierBlock | None:
@@ -100,7 +100,7 @@ class LowerTiers:
     def forget(self, seq_id: int) -> None:
         """A sequence waits no more."""
 
-    def hold(self, block: TierBlock) -> None:
+    def pin(self, block: TierBlock) -> None:
         """Keeps a block that was found here until it is fetched, which must follow at once."""
 
     def fetch(self, block: TierBlock, block_id: int) -> None:
@@ -114,8 +114,8 @@ class LowerTiers:
         """What each account has in all lower tiers."""
         return {}
 
-    def stats(self) -> SwapStats:
-        return SwapStats()
+    def stats(self) -> OffloadStats:
+        return OffloadStats()
 
     def save(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Takes what only memory has, first the content of these blocks of the device, in their

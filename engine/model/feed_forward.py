@@ -31,7 +31,7 @@ class GatedFeedForward(nn.Module):
         return out
 
 
-def swap_feed_forward(model: nn.Module, kernels: Kernels) -> None:
+def replace_feed_forward(model: nn.Module, kernels: Kernels) -> None:
     """Replaces every feed-forward layer whose results ours reproduces; others stay as they are.
 
     Gate and up must be fused already; the running batch must be all base.

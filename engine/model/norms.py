@@ -44,7 +44,7 @@ class RMSNorm(nn.Module):
         return out
 
 
-def swap_norms(model: nn.Module, kernels: Kernels) -> None:
+def replace_norms(model: nn.Module, kernels: Kernels) -> None:
     """Replaces every RMS norm whose results ours reproduces; others stay as they are."""
     for place, module in places(model):
         weight = getattr(module, "weight", None)

@@ -17,7 +17,7 @@ _NAME = "apply_rotary_pos_emb"  # under which transformers' modules call it
 _HEADS, _ROWS, _DIM = 4, 3, 16  # of the sample by which rotations are compared
 
 
-def swap_rotary(modules: Iterable[nn.Module], dtype: torch.dtype, kernels: Kernels) -> None:
+def replace_rotary(modules: Iterable[nn.Module], dtype: torch.dtype, kernels: Kernels) -> None:
     """Makes the attention modules that rotate by a function which ours equals use ours.
 
     The function is a global name in the code of transformers' module. Each of our modules gets a

@@ -1,4 +1,4 @@
-"""AdapterGate: which waiting sequence may take an adapter slot, so that none waits for ever."""
+"""AdapterSlots: which waiting sequence may take an adapter slot, so that none waits for ever."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from loraplex.adapters.manifest import AdapterLoad, AdapterRef
 from loraplex.engine.sequence import Sequence
 
 
-class AdapterSlots(Protocol):
+class SlotProvider(Protocol):
     """The part of the LoRA manager that hands out device slots."""
 
     def prepare(self, ref: AdapterRef) -> bool:
@@ -36,7 +36,7 @@ class _Drain:
     leaving: frozenset[str]
 
 
-class AdapterGate:
+class AdapterSlots:
     """Takes and returns slots for sequences, with a starvation guard.
 
     Adapters in slots are served first, since that costs nothing. But once a loaded adapter has
@@ -47,7 +47,7 @@ class AdapterGate:
     """
 
     def __init__(
-        self, slots: AdapterSlots, max_wait: float, clock: Callable[[], float] = time.monotonic
+        self, slots: SlotProvider, max_wait: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._slots = slots
         self._max_wait = max_wait
@@ -83,7 +83,7 @@ class AdapterGate:
         """What the next step must place before it computes; the caller sees to it, once."""
         return tuple(self._slots.take_loads())
 
-    def share(self, parent: Sequence, child: Sequence) -> None:
+    def retain_slot(self, parent: Sequence, child: Sequence) -> None:
         """Makes a forked sequence a holder of its parent's slot."""
         if parent.adapter is not None and self._slots.acquire(parent.adapter) != child.adapter_slot:
             raise RuntimeError("an adapter moved while a sequence was using it")

@@ -7,14 +7,14 @@ from enum import Enum, auto
 from loraplex.engine.kv.admission_plan import AdmissionPlan
 from loraplex.engine.kv.budgets import Budgets
 from loraplex.engine.kv.manager import KVCacheManager
-from loraplex.engine.scheduling.queues import Line, WaitingQueue, line_of
+from loraplex.engine.scheduling.queues import QueueKey, WaitingQueue, queue_key
 from loraplex.engine.sequence import Sequence
 
 
-class Turn(Enum):
+class Verdict(Enum):
     """What became of a waiting sequence's turn."""
 
-    TAKEN = auto()
+    ADMITTED = auto()
     NO_ADAPTER = auto()  # it is on its way, or there is no slot for it
     NOT_READY = auto()  # the beginning of its input is on its way
     OVER_CEILING = auto()  # its tenant holds all the blocks that it may
@@ -22,7 +22,7 @@ class Turn(Enum):
     NO_ROWS = auto()  # for anybody
 
 
-class Door:
+class StepAdmission:
     """Who may still begin in one step, after what became of those before.
 
     A sequence that finds no room is not overtaken by later, smaller ones, or it would wait for
@@ -37,44 +37,44 @@ class Door:
         self.within_floor = within_floor
         self.impossible: list[Sequence] = []  # that wait for nobody
         self._waiting = waiting
-        self._patience = max_num_seqs  # sequences of a line that may be passed by
+        self._max_passed_over = max_num_seqs  # sequences of a queue that may be passed by
         self._has_rows = True
         self._below_floor = {name for name in waiting.tenants if budgets.over_floor(name) < 0}
         self._at_ceiling: set[str] = set()
-        self._without_adapter: set[Line] = set()
-        self._num_not_ready: Counter[Line] = Counter()
+        self._without_adapter: set[QueueKey] = set()
+        self._num_not_ready: Counter[QueueKey] = Counter()
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether it, and so perhaps the next in its line, can still begin in this step."""
-        line = line_of(sequence)
+        """Whether it, and so perhaps the next in its queue, can still begin in this step."""
+        queue = queue_key(sequence)
         return (
             self._has_rows
             and (not self.within_floor or sequence.tenant in self._below_floor)
             and sequence.tenant not in self._at_ceiling
-            and line not in self._without_adapter
-            and self._num_not_ready[line] < self._patience
+            and queue not in self._without_adapter
+            and self._num_not_ready[queue] < self._max_passed_over
         )
 
     def contending(self) -> set[str]:
         """The tenants of those who wait for memory and turns, and for nothing else."""
         able = {
-            line[0]
-            for line, sequences in self._waiting.lines.items()
-            if line not in self._without_adapter and self._num_not_ready[line] < len(sequences)
+            queue[0]
+            for queue, sequences in self._waiting.queues.items()
+            if queue not in self._without_adapter and self._num_not_ready[queue] < len(sequences)
         }
         return able - self._at_ceiling
 
-    def note(self, sequence: Sequence, turn: Turn) -> None:
-        if turn is Turn.NO_ADAPTER:
-            self._without_adapter.add(line_of(sequence))
-        elif turn is Turn.NOT_READY:
-            self._num_not_ready[line_of(sequence)] += 1
-        elif turn is Turn.OVER_CEILING:
+    def note(self, sequence: Sequence, verdict: Verdict) -> None:
+        if verdict is Verdict.NO_ADAPTER:
+            self._without_adapter.add(queue_key(sequence))
+        elif verdict is Verdict.NOT_READY:
+            self._num_not_ready[queue_key(sequence)] += 1
+        elif verdict is Verdict.OVER_CEILING:
             self._at_ceiling.add(sequence.tenant)
-        elif turn is Turn.NO_ROOM:
+        elif verdict is Verdict.NO_ROOM:
             self.within_floor = True
             self._below_floor.discard(sequence.tenant)
-        elif turn is Turn.NO_ROWS:
+        elif verdict is Verdict.NO_ROWS:
             self._has_rows = False
 
 
@@ -87,7 +87,7 @@ class Admission:
 
     def judge(
         self, plan: AdmissionPlan, promised: Mapping[str, int], *, within_floor: bool
-    ) -> Turn:
+    ) -> Verdict:
         """Whether a sequence can begin now; if so, its blocks are there until it is at its peak.
 
         Args:
@@ -98,10 +98,10 @@ class Admission:
         demand = Counter(plan.demand)
         demand.update(promised)
         if not self._budgets.keeps_ceiling(tenant, demand[tenant]):
-            return Turn.OVER_CEILING
+            return Verdict.OVER_CEILING
         if within_floor and self._budgets.over_floor(tenant) + demand[tenant] > 0:
-            return Turn.NO_ROOM
-        return Turn.TAKEN if self._budgets.keeps_floors(demand) else Turn.NO_ROOM
+            return Verdict.NO_ROOM
+        return Verdict.ADMITTED if self._budgets.keeps_floors(demand) else Verdict.NO_ROOM
 
     def refusal(self, sequence: Sequence) -> str | None:
         """Why the sequence can never run, whoever ends before; None where it can."""

@@ -22,7 +22,7 @@ class CallTurns:
         self._next: dict[tuple[str, str], int] = {}  # by scope and call, while some of it waits
         self._num_waiting: Counter[tuple[str, str]] = Counter()
 
-    def turn_of_new(self, sequence: Sequence) -> int:
+    def turn_for(self, sequence: Sequence) -> int:
         """The turn of a sequence that has just arrived."""
         now = self._now.get(self._scope(sequence.tenant), 0)
         key = self._key(sequence)

@@ -40,12 +40,12 @@ class FairPolicy(SchedulingPolicy):
         running: dict[str, list[Sequence]] = defaultdict(list)
         for sequence in unfinished:
             running[sequence.tenant].append(sequence)
-        lines: dict[str, list[list[Sequence]]] = defaultdict(list)
-        for (tenant, _), line in waiting.lines.items():
-            lines[tenant].append(line)
-        tenants = running.keys() | lines.keys()
+        queues: dict[str, list[list[Sequence]]] = defaultdict(list)
+        for (tenant, _), queue in waiting.queues.items():
+            queues[tenant].append(queue)
+        tenants = running.keys() | queues.keys()
         self._lift(tenants - {self._exempt})
-        return self._by_counter([TurnQueue(running[t], lines[t], may_begin) for t in tenants])
+        return self._by_counter([TurnQueue(running[t], queues[t], may_begin) for t in tenants])
 
     def end_step(self, contending: set[str]) -> None:
         self._contending = contending - {self._exempt}

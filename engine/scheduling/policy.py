@@ -32,7 +32,7 @@ class SchedulingPolicy(ABC):
             unfinished: running ones whose input is not computed yet. They go on before another of
                 their tenant begins.
             may_begin: whether a waiting one can still have a turn in this step; where it cannot,
-                none behind it in its line can.
+                none behind it in its queue can.
         """
 
     @abstractmethod
@@ -54,7 +54,7 @@ class FCFSPolicy(SchedulingPolicy):
         waiting: WaitingQueue,
         may_begin: Callable[[Sequence], bool],
     ) -> Iterator[Sequence]:
-        queue = TurnQueue(unfinished, waiting.lines.values(), may_begin)
+        queue = TurnQueue(unfinished, waiting.queues.values(), may_begin)
         while (sequence := queue.head()) is not None:
             yield sequence
             queue.advance(sequence)

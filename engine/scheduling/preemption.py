@@ -11,7 +11,7 @@ def choose_victim(sequence: Sequence, others: Iterable[Sequence], budgets: Budge
 
     At its tenant's ceiling that is one of its own tenant, since nobody else's block would help.
     Else it is one of the tenant that holds most above its floor; a tenant within its floor gives
-    nothing. Inside a tenant it is one that was preempted least often, the last in rank of these.
+    nothing. Within a tenant it is the last in order of the sequences preempted least often.
     A base prompt that is being computed lies within the operator's floor.
     """
     candidates = [sequence, *others]

@@ -10,17 +10,17 @@ from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.scheduling.call_turns import CallTurns, Scope
 from loraplex.engine.sequence import Sequence
 
-Line = tuple[str, AdapterRef | None]  # the tenant and the adapter of all who stand in it
+QueueKey = tuple[str, AdapterRef | None]  # the tenant and the adapter of all who stand in it
 
 
 class WaitingQueue:
-    """Each line is in order of rank. What keeps the first of a line from its turn mostly keeps all
+    """Each queue is in order. What keeps the first of a queue from its turn mostly keeps all
     behind it, so that a step need only look at the heads, however many wait. To come and to go
     costs O(log n)."""
 
     def __init__(self, scope: Scope = lambda tenant: tenant) -> None:
         """`scope`: who of the tenants take turns as if they were one."""
-        self._lines: dict[Line, list[Sequence]] = {}
+        self._queues: dict[QueueKey, list[Sequence]] = {}
         self._turns = CallTurns(scope)
         self._num_waiting: Counter[str] = Counter()
 
@@ -28,20 +28,20 @@ class WaitingQueue:
         return self._num_waiting.total()
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain.from_iterable(self._lines.values())
+        return chain.from_iterable(self._queues.values())
 
     @property
-    def lines(self) -> Mapping[Line, list[Sequence]]:
+    def queues(self) -> Mapping[QueueKey, list[Sequence]]:
         """None is empty. For looking only; they change as sequences come and go."""
-        return self._lines
+        return self._queues
 
     @property
     def tenants(self) -> set[str]:
-        return {tenant for tenant, _ in self._lines}
+        return {tenant for tenant, _ in self._queues}
 
     @property
     def adapters(self) -> set[AdapterRef]:
-        return {adapter for _, adapter in self._lines if adapter is not None}
+        return {adapter for _, adapter in self._queues if adapter is not None}
 
     def num_of(self, tenant: str) -> int:
         """How many of a tenant's wait."""
@@ -49,13 +49,13 @@ class WaitingQueue:
 
     def enter(self, sequence: Sequence) -> None:
         """Adds one that has just arrived."""
-        sequence.turn = self._turns.turn_of_new(sequence)
+        sequence.turn = self._turns.turn_for(sequence)
         self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Adds one that has a turn already."""
-        line = self._lines.setdefault(line_of(sequence), [])
-        insort(line, sequence, key=_rank)
+        queue = self._queues.setdefault(queue_key(sequence), [])
+        insort(queue, sequence, key=_order)
         self._num_waiting[sequence.tenant] += 1
         self._turns.note_waits(sequence)
 
@@ -66,42 +66,46 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Raises ValueError where it does not wait."""
-        line = self._lines.get(line_of(sequence), [])
-        first = bisect_left(line, sequence.rank, key=_rank)  # choices of one request have one rank
-        del line[line.index(sequence, first)]
-        if not line:
-            del self._lines[line_of(sequence)]
+        queue = self._queues.get(queue_key(sequence), [])
+        first = bisect_left(
+            queue, sequence.order, key=_order
+        )  # choices of one request have one order
+        del queue[queue.index(sequence, first)]
+        if not queue:
+            del self._queues[queue_key(sequence)]
         self._num_waiting[sequence.tenant] -= 1
         if not self._num_waiting[sequence.tenant]:
             del self._num_waiting[sequence.tenant]
         self._turns.note_gone(sequence)
 
 
-def line_of(sequence: Sequence) -> Line:
+def queue_key(sequence: Sequence) -> QueueKey:
     return sequence.tenant, sequence.adapter
 
 
-def _rank(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.rank
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order
 
 
 class TurnQueue:
-    """Running sequences first, then waiting ones, each by rank; a turn costs O(log lines)."""
+    """Running sequences first, then waiting ones, each in order; a turn costs O(log queues)."""
 
     def __init__(
         self,
         running: Iterable[Sequence],
-        lines: Iterable[list[Sequence]],
+        queues: Iterable[list[Sequence]],
         may_begin: Callable[[Sequence], bool],
     ) -> None:
         """
         Args:
             running: that have more input to compute.
-            lines: of the waiting ones, none empty; who takes its turn leaves them meanwhile.
-            may_begin: asked of the head of a line. Where it may not, the whole line has gone.
+            queues: of the waiting ones, none empty; who takes its turn leaves them meanwhile.
+            may_begin: asked of the head of a queue. Where it may not, the whole queue has gone.
         """
-        self._running = deque(sorted(running, key=lambda sequence: sequence.rank))
-        self._heads = [(line[0].rank, 0, line) for line in lines]  # with its place in the line
+        self._running = deque(sorted(running, key=lambda sequence: sequence.order))
+        self._heads = [
+            (queue[0].order, 0, queue) for queue in queues
+        ]  # with its place in the queue
         heapify(self._heads)
         self._may_begin = may_begin
 
@@ -110,9 +114,9 @@ class TurnQueue:
         if self._running:
             return self._running[0]
         while self._heads:
-            _, place, line = self._heads[0]
-            if self._may_begin(line[place]):
-                return line[place]
+            _, place, queue = self._heads[0]
+            if self._may_begin(queue[place]):
+                return queue[place]
             heappop(self._heads)
         return None
 
@@ -121,10 +125,10 @@ class TurnQueue:
         if self._running:
             self._running.popleft()
             return
-        _, place, line = self._heads[0]
-        if place < len(line) and line[place] is sequence:
+        _, place, queue = self._heads[0]
+        if place < len(queue) and queue[place] is sequence:
             place += 1  # it still waits, and lets those behind it pass
-        if place < len(line):
-            heapreplace(self._heads, (line[place].rank, place, line))
+        if place < len(queue):
+            heapreplace(self._heads, (queue[place].order, place, queue))
         else:
             heappop(self._heads)

@@ -8,8 +8,8 @@ from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.kv.admission_plan import AdmissionPlan
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import FinishReason
-from loraplex.engine.scheduling.adapter_slots import AdapterGate
-from loraplex.engine.scheduling.admission import Admission, Door, Turn
+from loraplex.engine.scheduling.adapter_slots import AdapterSlots
+from loraplex.engine.scheduling.admission import Admission, StepAdmission, Verdict
 from loraplex.engine.scheduling.policy import SchedulingPolicy
 from loraplex.engine.scheduling.preemption import choose_borrower, choose_victim
 from loraplex.engine.scheduling.promises import Promises
@@ -72,7 +72,7 @@ class Scheduler:
     def __init__(
         self,
         kv: KVCacheManager,
-        gate: AdapterGate,
+        adapter_slots: AdapterSlots,
         policy: SchedulingPolicy,
         limits: SchedulerLimits,
         stops: StopChecker,
@@ -80,7 +80,7 @@ class Scheduler:
     ) -> None:
         """`drafter`: None: one token of a sequence comes out of a step."""
         self.kv = kv
-        self.gate = gate
+        self.adapter_slots = adapter_slots
         self.policy = policy
         self.limits = limits
         self.stops = stops
@@ -115,12 +115,14 @@ class Scheduler:
         num_preempted += self._keep_running(plan)
         budgets = self.kv.pool.budgets
         is_short = num_preempted > 0
-        door = Door(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
-        self._hand_out(plan, door)
+        admission = StepAdmission(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
+        self._hand_out(plan, admission)
         scheduled = [
             self._with_drafts(plan, self._scheduled(*granted)) for granted in plan.granted.items()
         ]
-        return SchedulerOutput(scheduled, self._input(scheduled), num_preempted, door.impossible)
+        return SchedulerOutput(
+            scheduled, self._input(scheduled), num_preempted, admission.impossible
+        )
 
     def update(self, output: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
         """Takes a step's result in: appends tokens, forks, checks stops, frees the finished.
@@ -133,7 +135,7 @@ class Scheduler:
             if sequence.seq_id in result.failed:
                 continue
             sequence.num_computed_tokens += item.num_tokens
-            self.kv.remember_computed(sequence)
+            self.kv.index_computed(sequence)
             self._store_prompt_logprobs(sequence, result)
             if sequence.output is Output.KEEP and sequence.num_uncomputed_tokens == 0:
                 self._keep(sequence)
@@ -171,7 +173,7 @@ class Scheduler:
 
         Who gave way before comes first, so that the room that it came back for stays its own.
         """
-        queue = sorted(self.running, key=lambda s: (-s.num_preemptions, s.rank))
+        queue = sorted(self.running, key=lambda s: (-s.num_preemptions, s.order))
         budgets = self.kv.pool.budgets
         num_preempted = 0
         while queue:
@@ -187,21 +189,21 @@ class Scheduler:
                 self._grant(plan, sequence, 1, self.kv.completed_keys(sequence, 1))
         return num_preempted
 
-    def _hand_out(self, plan: StepPlan, door: Door) -> None:
+    def _hand_out(self, plan: StepPlan, admission: StepAdmission) -> None:
         """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
-        turns = self.policy.turns(plan.unfinished, self.waiting, door.admits)
+        turns = self.policy.turns(plan.unfinished, self.waiting, admission.admits)
         promises = Promises(self.running, self.kv.promised)
         while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
             if sequence.status is SequenceStatus.RUNNING:
                 self._extend(plan, sequence)
                 promises.note_allocated(sequence)
                 continue
-            turn = self._begin(plan, sequence, promises, within_floor=door.within_floor)
-            if self._waits_for_nobody(sequence, turn, door):
-                door.impossible.append(sequence)
-            door.note(sequence, turn)
-        self.policy.end_step(door.contending() | {s.tenant for s in plan.unfinished})
-        self.gate.forget_absent(self.waiting.adapters)
+            verdict = self._begin(plan, sequence, promises, within_floor=admission.within_floor)
+            if self._waits_for_nobody(sequence, verdict, admission):
+                admission.impossible.append(sequence)
+            admission.note(sequence, verdict)
+        self.policy.end_step(admission.contending() | {s.tenant for s in plan.unfinished})
+        self.adapter_slots.forget_absent(self.waiting.adapters)
 
     def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
         """Computes more of a running sequence's input, where its blocks are there."""
@@ -212,27 +214,27 @@ class Scheduler:
 
     def _begin(
         self, plan: StepPlan, sequence: Sequence, promises: Promises, *, within_floor: bool
-    ) -> Turn:
+    ) -> Verdict:
         """Lets a waiting sequence run, if there are rows, its adapter and its blocks."""
         if plan.num_rows < sequence.num_rows:
-            return Turn.NO_ROWS
+            return Verdict.NO_ROWS
         if self.kv.tiers.is_awaiting(sequence.seq_id):
-            return Turn.NOT_READY
-        num_bytes = self.gate.bytes_to_load(sequence)
-        if not self.gate.open(sequence, self.running):
-            return Turn.NO_ADAPTER
+            return Verdict.NOT_READY
+        num_bytes = self.adapter_slots.bytes_to_load(sequence)
+        if not self.adapter_slots.open(sequence, self.running):
+            return Verdict.NO_ADAPTER
         self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
         admission = self.kv.plan(sequence)
         if admission.is_awaited or admission.next_key in plan.coming:
-            turn = Turn.NOT_READY  # what it needs next is there in the next step
+            verdict = Verdict.NOT_READY  # what it needs next is there in the next step
         else:
             promised = promises.by_account()
-            turn = self.admission.judge(admission, promised, within_floor=within_floor)
-        if turn is Turn.TAKEN:
+            verdict = self.admission.judge(admission, promised, within_floor=within_floor)
+        if verdict is Verdict.ADMITTED:
             self._admit(plan, admission)
         else:
-            self.gate.close(sequence)
-        return turn
+            self.adapter_slots.close(sequence)
+        return verdict
 
     def _admit(self, plan: StepPlan, admission: AdmissionPlan) -> None:
         """Lets a sequence run that was judged to have room."""
@@ -260,12 +262,14 @@ class Scheduler:
         is_output = num_choices > 0 and sequence.num_output_tokens > 0
         self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_choices)
 
-    def _waits_for_nobody(self, sequence: Sequence, turn: Turn, door: Door) -> bool:
+    def _waits_for_nobody(
+        self, sequence: Sequence, verdict: Verdict, admission: StepAdmission
+    ) -> bool:
         """Whether a sequence was turned away though nobody runs whose end would make room."""
-        if turn is Turn.NO_ROOM:
-            return not self.running and not door.within_floor
-        if turn is not Turn.OVER_CEILING or not self.running:
-            return turn is Turn.OVER_CEILING
+        if verdict is Verdict.NO_ROOM:
+            return not self.running and not admission.within_floor
+        if verdict is not Verdict.OVER_CEILING or not self.running:
+            return verdict is Verdict.OVER_CEILING
         is_alone = all(other.tenant != sequence.tenant for other in self.running)
         return is_alone and self.admission.refusal(sequence) is not None
 
@@ -291,7 +295,7 @@ class Scheduler:
 
     def _input(self, scheduled: list[ScheduledSequence]) -> StepInput:
         return StepInput(
-            adapter_loads=self.gate.take_loads(),
+            adapter_loads=self.adapter_slots.take_loads(),
             moves=self.kv.tiers.take_moves(),
             copies=tuple(self.kv.take_copies()),
             seq_ids=tuple(item.sequence.seq_id for item in scheduled),
@@ -303,7 +307,7 @@ class Scheduler:
         children = [parent.fork(index) for index in range(1, num_choices)]
         for child in children:
             self.kv.fork(parent, child)
-            self.gate.share(parent, child)
+            self.adapter_slots.retain_slot(parent, child)
             self.running.append(child)
             self._by_request[child.request_id].append(child)
         return children
@@ -319,7 +323,7 @@ class Scheduler:
                 break
         if len(updates) > 1:
             sequence.num_computed_tokens += len(updates) - 1
-            self.kv.remember_computed(sequence)
+            self.kv.index_computed(sequence)
         if sequence.finish_reason is not None:
             self._end(sequence)
             sequence.status = SequenceStatus.FINISHED
@@ -340,7 +344,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Takes back all that a sequence holds; it computes its tokens again, output included."""
         self.kv.free(sequence)
-        self.gate.close(sequence)
+        self.adapter_slots.close(sequence)
         self.running.remove(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
@@ -358,7 +362,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         """The one way out: finished and aborted sequences give back the same things."""
         self.kv.free(sequence)
-        self.gate.close(sequence)
+        self.adapter_slots.close(sequence)
         queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running
         queue.remove(sequence)
         self._forget(sequence)

@@ -50,11 +50,11 @@ def flatten(scheduled: Items[ScheduledSequence], kv: KVCacheManager) -> FlatStep
     tables = ids.astype(np.int64)
     blocks, offsets = np.divmod(positions, kv.block_size)
     slots = tables[:, rows, blocks] * kv.block_size + offsets
-    written_from = np.stack([kv.written_from(s) for s in sequences], axis=1)[:, rows]
+    first_writable = np.stack([kv.first_writable(s) for s in sequences], axis=1)[:, rows]
     return FlatStep(
         token_ids=_token_ids(scheduled),
         positions=positions,
-        slot_mapping=np.where(positions >= written_from, slots, NOWHERE),
+        slot_mapping=np.where(positions >= first_writable, slots, NOWHERE),
         adapter_slots=_adapter_slots(sequences, rows, positions),
         query_start=query_start,
         seq_lens=ends,

@@ -77,8 +77,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
-        """Places adapters, swaps, copies shared blocks that are about to be written, computes,
-        samples."""
+        """Places adapters, moves blocks, copies the shared blocks that are about to be written,
+        computes and samples."""
         for load in step.adapter_loads:
             self._adapters.place(load)
         if self._transfers is not None:

@@ -1,4 +1,4 @@
-"""MemoryWarmth: KV memory that the system has given before a block in it is first used."""
+"""Prefault: KV memory that the system has given before a block in it is first used."""
 
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.worker.kv_cache import BlockStorage
@@ -8,7 +8,7 @@ PIECE = 8 << 20  # bytes: some milliseconds, for which a request that comes now 
 AHEAD = 256 << 20  # bytes behind the last block that was ever used
 
 
-class MemoryWarmth:
+class Prefault:
     """Keeps some never used blocks ready, in pieces, while the engine has nothing else to do.
 
     A page of fresh memory costs its first writer a fault, which on a virtual machine can take

@@ -1,5 +1,5 @@
-// The LoRA deltas of a flat batch. A task is some rows of one adapter: they are taken down to its ranks,
-// and from there up to the output's columns while they are still at hand. Tasks share nothing, so one
+// The LoRA deltas of a flat batch. A task is some rows of one adapter: they are shrunk to its ranks,
+// and expanded to the output's columns while they are still at hand. Tasks share nothing, so one
 // parallel loop does any mix of adapters. Work follows each adapter's own ranks; rows of no adapter are
 // not touched. Sums are float, and the output is rounded once.
 
@@ -160,8 +160,8 @@ void expand(const Task& task, const Slice& slice, const Hidden<E>& hidden, long 
   }
 }
 
-// Bytes of an operand on the way up.
-long bytes_up(const Operand& operand, long element_bytes) {
+// Bytes of an operand of the expand product.
+long expand_bytes(const Operand& operand, long element_bytes) {
   long numbers = 0;
   for (long i = 0; i < operand.slices; i++) numbers += operand.slice[i].rank * operand.slice[i].width;
   return numbers * element_bytes;
@@ -178,22 +178,22 @@ struct Plan {
       blocks += (count + ROW_BLOCK - 1) / ROW_BLOCK;
     });
     for_segments(batch, [&](const Operand& operand, const int64_t* rows, long count) {
-      const long down = operand.ranks * operand.depth * element_bytes, up = bytes_up(operand, element_bytes);
+      const long shrink = operand.ranks * operand.depth * element_bytes, expand = expand_bytes(operand, element_bytes);
       const long row_blocks = (count + ROW_BLOCK - 1) / ROW_BLOCK;
-      const long parts = std::max(parts_of(down, up), up > PART_BYTES ? threads / blocks : 1);
+      const long parts = std::max(parts_of(shrink, expand), expand > PART_BYTES ? threads / blocks : 1);
       for (long i = 0; i < row_blocks; i++) {
         const long first = count * i / row_blocks, end = count * (i + 1) / row_blocks;
         for (long p = 0; p < parts; p++) tasks.push_back({&operand, rows + first, end - first, p, parts});
       }
-      work += (down + up) * ((count + FEW_ROWS - 1) / FEW_ROWS);
+      work += (shrink + expand) * ((count + FEW_ROWS - 1) / FEW_ROWS);
     });
   }
 
  private:
   static constexpr long PART_BYTES = 32 * 1024;
 
-  // Every part goes all the way down, so that this must be little beside the way up.
-  static long parts_of(long down, long up) { return std::max(1L, up / std::max(PART_BYTES, 8 * down)); }
+  // Every part computes the whole shrink product, which must be small beside the expand product.
+  static long parts_of(long shrink, long expand) { return std::max(1L, expand / std::max(PART_BYTES, 8 * shrink)); }
 
   // The segments that have both rows and weights.
   template <typename Body>
@@ -207,15 +207,15 @@ struct Plan {
   }
 };
 
-template <typename E, typename Down>
-void add_lora(Output<E> out, const Batch& batch, int threads, Down down) {
+template <typename E, typename Shrink>
+void add_lora(Output<E> out, const Batch& batch, int threads, Shrink shrink) {
   constexpr long GRAIN = 64 * 1024;  // bytes worth a thread
   const Plan plan(batch, sizeof(E), threads);
   const auto body = [&](long i) {
     static thread_local Scratch scratch;
     const Task& task = plan.tasks[i];
     Hidden<E> hidden(task, scratch);
-    down(task, hidden.wide, hidden.stride);
+    shrink(task, hidden.wide, hidden.stride);
     if constexpr (sizeof(E) == 2) hidden.split(task.count);
     long rank = 0;
     for (long s = 0; s < task.operand->slices; s++) {
@@ -233,18 +233,18 @@ void add_lora(Output<E> out, const Batch& batch, int threads, Down down) {
   extern "C" void LINEAR(E* out, long out_stride, const E* x, long x_stride, const Operand* const* table, \
                          const int64_t* rows, const int64_t* slots, const int64_t* starts,               \
                          long capacity, int threads) {                                                   \
-    const auto down = [&](const Task& task, float* hidden, long stride) {                                \
+    const auto shrink = [&](const Task& task, float* hidden, long stride) {                                \
       shrink<E>(task, x, x_stride, hidden, stride);                                                      \
     };                                                                                                   \
-    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, down);               \
+    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, shrink);               \
   }                                                                                                      \
   extern "C" void EMBEDDING(E* out, long out_stride, const int64_t* tokens, float embed_scale,           \
                             const Operand* const* table, const int64_t* rows, const int64_t* slots,      \
                             const int64_t* starts, long capacity, int threads) {                         \
-    const auto down = [&](const Task& task, float* hidden, long stride) {                                \
+    const auto shrink = [&](const Task& task, float* hidden, long stride) {                                \
       look_up<E>(task, tokens, embed_scale, hidden, stride);                                             \
     };                                                                                                   \
-    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, down);               \
+    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, shrink);               \
   }
 
 LORAPLEX_ADD_LORA(float, lpx_add_lora_float, lpx_add_embedding_lora_float)

@@ -54,8 +54,8 @@ class LoRATable:
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
         ranks, depth = operand.a.shape
         size = _padded(ranks, _RANK_BLOCK) * _padded(depth, _LINE // self.dtype.itemsize)
-        packed = _with_ways_up(operand, size, depth, self._memory)
-        _pack("down", operand.a, packed.weights)
+        packed = _with_expand_operands(operand, size, depth, self._memory)
+        _pack("shrink", operand.a, packed.weights)
         return packed
 
 
@@ -63,13 +63,13 @@ class EmbeddingLoRATable(LoRATable):
     """The adapters of one embedding by slot, packed, all of one dtype."""
 
     def _pack(self, operand: LoRAOperand) -> PackedOperand:
-        packed = _with_ways_up(operand, operand.a.numel(), 1, self._memory)
+        packed = _with_expand_operands(operand, operand.a.numel(), 1, self._memory)
         by_token = operand.a.t()
         packed.weights[: by_token.numel()].view(by_token.shape).copy_(by_token)
         return packed
 
 
-def _with_ways_up(
+def _with_expand_operands(
     operand: LoRAOperand, size_of_a: int, depth: int, memory: HugePageChunks
 ) -> PackedOperand:
     """The slices packed, behind room for A; all of one dtype, float32 or bfloat16.
@@ -87,7 +87,7 @@ def _with_ways_up(
     weights = memory.empty(starts[-1], dtype=dtype)
     scales = array("f")
     for start, (_, b, scaling) in zip(starts[1:], operand.slices, strict=False):
-        _pack("up", b, weights[start:])
+        _pack("expand", b, weights[start:])
         scales.extend([scaling] * b.shape[1])
     ranks = len(scales)
     scales.extend([0.0] * (_padded(ranks, _RANK_BLOCK) - ranks))
@@ -100,11 +100,11 @@ def _with_ways_up(
     return PackedOperand(weights, scales, ctypes.create_string_buffer(description))
 
 
-def _pack(way: str, matrix: Tensor, out: Tensor) -> None:
-    """A on the way `down` or a slice's B on the way `up`, into the beginning of `out`."""
+def _pack(product: str, matrix: Tensor, out: Tensor) -> None:
+    """Packs A for the `shrink` product, or a slice's B for the `expand` product, into `out`."""
     suffix = "float" if out.dtype == torch.float32 else "bf16"
     source = matrix.contiguous()
-    launch(f"lpx_pack_lora_{way}_{suffix}", source, *source.shape, out, torch.get_num_threads())
+    launch(f"lpx_pack_lora_{product}_{suffix}", source, *source.shape, out, torch.get_num_threads())
 
 
 def _padded(size: int, multiple: int) -> int:

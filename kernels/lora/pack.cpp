@@ -58,5 +58,5 @@ void pack_up(const E* b, long width, long rank, E* out, int threads) {
     pack_up<E>(b, width, rank, out, threads);                                            \
   }
 
-LORAPLEX_PACK_LORA(uint32_t, lpx_pack_lora_down_float, lpx_pack_lora_up_float)
-LORAPLEX_PACK_LORA(uint16_t, lpx_pack_lora_down_bf16, lpx_pack_lora_up_bf16)
+LORAPLEX_PACK_LORA(uint32_t, lpx_pack_lora_shrink_float, lpx_pack_lora_expand_float)
+LORAPLEX_PACK_LORA(uint16_t, lpx_pack_lora_shrink_bf16, lpx_pack_lora_expand_bf16)

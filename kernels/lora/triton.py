@@ -1,10 +1,11 @@
 """LoRA for a flat batch of mixed adapters in Triton.
 
-Two launches: down, x A^T into float32 scratch, and up, the scratch times B added to the output.
-A tile has rows of one segment. Programs take tiles in turn and find out on the device whose they
-are, so that grids follow from shapes alone; base rows are in no tile. Long sums over the inputs are
-cut into parts, which the way up adds in their order: no atomics, so that a row's result does not
-depend on the rows beside it. (Segments as in Punica's SGMV, arXiv 2310.18547;
+Two launches: shrink, x A^T into float32 scratch, and expand, which adds the scratch times B to the
+output. A tile has rows of one segment. Programs take tiles in turn and find out on the device whose
+they are, so that grids follow from shapes alone; base rows are in no tile. Long sums over the
+inputs are cut into parts, which the expand kernel adds in order: no atomics, so that a row's result
+does not depend on the rows beside it.
+(Segments as in Punica's SGMV, arXiv 2310.18547;
 mixed ranks without padding as in S-LoRA, arXiv 2311.03285; here by pointers in place of pages.)
 """
 
@@ -35,7 +36,7 @@ def add_cut(tiles: LoRATiles, out: Tensor, x: Tensor, table: LoRATable, batch: L
     if out.numel() == 0 or x.numel() == 0:
         return
     hidden = _scratch(tiles.parts, out)
-    shrink_kernel[tiles.grid_down(batch)](
+    shrink_kernel[tiles.shrink_grid(batch)](
         x,
         hidden,
         table.entries,
@@ -67,7 +68,7 @@ def add_embedding_lora(
         return
     tiles = tiles_for(out.shape[0], 1, table.dtype)
     hidden = _scratch(tiles.parts, out)
-    look_up_kernel[tiles.grid_down(batch)[:1]](
+    look_up_kernel[tiles.shrink_grid(batch)[:1]](
         token_ids,
         hidden,
         table.entries,
@@ -91,7 +92,7 @@ def _add_expanded(
     out: Tensor, hidden: Tensor, table: LoRATable, batch: LoRABatch, tiles: LoRATiles
 ) -> None:
     width = out.shape[1]
-    expand_kernel[tiles.grid_up(batch, width)](
+    expand_kernel[tiles.expand_grid(batch, width)](
         hidden,
         out,
         table.entries,
@@ -105,8 +106,8 @@ def _add_expanded(
         out.stride(1),
         WEIGHTS=_ELEMENTS[table.dtype],
         PARTS=tiles.parts,
-        ROWS=tiles.rows_up,
-        RANKS=tiles.ranks_up,
+        ROWS=tiles.expand_rows,
+        RANKS=tiles.expand_ranks,
         COLUMNS=tiles.columns,
         SEGMENTS=_power_of_two(batch),
         num_warps=tiles.warps,

@@ -50,21 +50,21 @@ class LoRATable:
                 f"{len(operand.slices)} slices of {operand.a.shape[0]} ranks do not fit into "
                 f"an entry for {MAX_SLICES} slices of {MAX_RANKS} ranks"
             )
-        a = self._way_down(operand.a.to(self.entries.device, self.dtype))
+        a = self._shrink_operand(operand.a.to(self.entries.device, self.dtype))
         entry, weights = [a.data_ptr(), operand.a.shape[0], len(operand.slices)], [a]
         for start, b, scaling in operand.slices:
-            weights.append(self._way_up(b.to(self.entries.device, self.dtype), start))
+            weights.append(self._expand_operand(b.to(self.entries.device, self.dtype), start))
             bits = int.from_bytes(struct.pack("<f", scaling), "little", signed=True)
             entry += (start, *b.shape, weights[-1].data_ptr(), bits)
         return entry, weights
 
     @staticmethod
-    def _way_down(a: Tensor) -> Tensor:
+    def _shrink_operand(a: Tensor) -> Tensor:
         """[ranks, in], as it is read: along the inputs."""
         return _aligned(a)
 
     @staticmethod
-    def _way_up(b: Tensor, start: int) -> Tensor:
+    def _expand_operand(b: Tensor, start: int) -> Tensor:
         """[width, rank] -> [rank, columns], the columns those of the output from the last multiple
         of ALIGNMENT at or before `start` up to the next one, with zeros beside the slice."""
         before = start % ALIGNMENT
@@ -76,7 +76,7 @@ class EmbeddingLoRATable(LoRATable):
     """The adapters of one embedding by slot, with A read along the ranks of one token."""
 
     @staticmethod
-    def _way_down(a: Tensor) -> Tensor:
+    def _shrink_operand(a: Tensor) -> Tensor:
         """[ranks, vocabulary] -> [vocabulary, ranks]"""
         return _aligned(a.t())
 

@@ -17,8 +17,8 @@ PROGRAMS = 1024  # about eight for each multiprocessor
 class LoRATiles:
     """Sizes of a program's tiles, all powers of two, and how many programs share one.
 
-    Going down, a program multiplies `rows` rows by `ranks` ranks, `inputs` numbers at a time.
-    Going up, it adds to `rows_up` rows of `columns` columns, `ranks_up` ranks at a time.
+    A shrink program multiplies `rows` rows by `ranks` ranks, `inputs` numbers at a time. An expand
+    program adds to `expand_rows` rows of `columns` columns, `expand_ranks` ranks at a time.
     """
 
     rows: int
@@ -26,22 +26,22 @@ class LoRATiles:
     inputs: int
     stages: int  # tiles of inputs in flight
     rank_programs: int  # over the ranks of one adapter
-    rows_up: int
+    expand_rows: int
     columns: int
-    ranks_up: int = 16
+    expand_ranks: int = 16
     warps: int = 4
     parts: int = 1  # over the inputs
     part_size: int = 0  # inputs in each part but the last
 
-    def grid_down(self, batch: LoRABatch) -> tuple[int, int, int]:
+    def shrink_grid(self, batch: LoRABatch) -> tuple[int, int, int]:
         """Programs over tiles of rows, over ranks and over parts."""
         shares = self.rank_programs * self.parts
         return _programs(batch, self.rows, shares), self.rank_programs, self.parts
 
-    def grid_up(self, batch: LoRABatch, width: int) -> tuple[int, int]:
+    def expand_grid(self, batch: LoRABatch, width: int) -> tuple[int, int]:
         """Programs over tiles of rows and over tiles of columns."""
         column_tiles = triton.cdiv(width, self.columns)
-        return _programs(batch, self.rows_up, column_tiles), column_tiles
+        return _programs(batch, self.expand_rows, column_tiles), column_tiles
 
 
 def _programs(batch: LoRABatch, rows: int, shares: int) -> int:
@@ -56,13 +56,17 @@ def _programs(batch: LoRABatch, rows: int, shares: int) -> int:
 
 # Few rows wait for the weights, so that many small programs are best; many rows wait for x and the
 # output. No register spills, and on an H100 at least eight warps of each are on a multiprocessor.
-_FEW = LoRATiles(rows=16, ranks=16, inputs=128, stages=4, rank_programs=3, rows_up=16, columns=128)
-_MANY = LoRATiles(rows=64, ranks=64, inputs=64, stages=3, rank_programs=1, rows_up=32, columns=128)
+_FEW = LoRATiles(
+    rows=16, ranks=16, inputs=128, stages=4, rank_programs=3, expand_rows=16, columns=128
+)
+_MANY = LoRATiles(
+    rows=64, ranks=64, inputs=64, stages=3, rank_programs=1, expand_rows=32, columns=128
+)
 _FEW_WIDE = LoRATiles(
-    rows=16, ranks=16, inputs=64, stages=3, rank_programs=3, rows_up=16, columns=64
+    rows=16, ranks=16, inputs=64, stages=3, rank_programs=3, expand_rows=16, columns=64
 )
 _MANY_WIDE = LoRATiles(
-    rows=32, ranks=32, inputs=32, stages=3, rank_programs=1, rows_up=32, columns=64
+    rows=32, ranks=32, inputs=32, stages=3, rank_programs=1, expand_rows=32, columns=64
 )
 
 

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_map
 from loraplex.kernels.native.library import listening
 from loraplex.kernels.tape.affine import Affine, Sizes, with_steps
 from loraplex.kernels.tape.elementwise import NoNativeForm
-from loraplex.kernels.tape.loans import Loans
 from loraplex.kernels.tape.native_forms import NATIVE_FORMS
-from loraplex.kernels.tape.recording import Notebook, Recording
+from loraplex.kernels.tape.recording import Recording, Trace
 from loraplex.kernels.tape.tape import Tape
+from loraplex.kernels.tape.tracked_allocator import TrackedAllocator
 
 aten = torch.ops.aten
 
@@ -63,9 +63,9 @@ def record(arrange: Arrange, base: Sizes, others: Sequence[Sizes], limits: Sizes
     Raises:
         RecordingRefused: the host reads values on the way, or something else is not the same again.
     """
-    loans = Loans()
+    allocator = TrackedAllocator()
     samples = [*with_steps(base), *others[:1]]
-    runs = {sizes: _record_once(arrange(sizes), loans) for sizes in samples}
+    runs = {sizes: _record_once(arrange(sizes), allocator) for sizes in samples}
     first = runs[base].recording
     if any(run.recording != first for run in runs.values()):
         raise RecordingRefused("it takes other steps at other sizes")
@@ -88,18 +88,18 @@ class _Run:
     output: Tensor  # a copy
 
 
-def _record_once(compute: Callable[[], Tensor], loans: Loans) -> _Run:
-    loans.restart()
-    notebook = Notebook(loans)
-    with listening(notebook.launch), _Recorder(loans, notebook):
+def _record_once(compute: Callable[[], Tensor], allocator: TrackedAllocator) -> _Run:
+    allocator.restart()
+    trace = Trace(allocator)
+    with listening(trace.launch), _Recorder(allocator, trace):
         output = compute()
-    if loans.number_of(output) is None:
+    if allocator.number_of(output) is None:
         raise RecordingRefused("the output does not come from a recorded operation")
-    run = _Run(notebook.finish(output), output.clone())
+    run = _Run(trace.finish(output), output.clone())
     del output
-    if loans.num_open:
+    if allocator.num_open:
         gc.collect()
-    if loans.num_open:
+    if allocator.num_open:
         raise RecordingRefused("the model keeps a result for later")
     return run
 
@@ -107,10 +107,10 @@ def _record_once(compute: Callable[[], Tensor], loans: Loans) -> _Run:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of torch between entering and leaving."""
 
-    def __init__(self, loans: Loans, notebook: Notebook) -> None:
+    def __init__(self, allocator: TrackedAllocator, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._loans = loans
-        self._notebook = notebook
+        self._allocator = allocator
+        self._trace = trace
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
@@ -126,7 +126,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _VIEWS or (_returns_alias(func) and not func._schema.is_mutable):
             return func(*args, **kwargs)
         if func in _ALLOCATIONS:
-            return self._loans.lend(func(*args, **kwargs))
+            return self._allocator.lend(func(*args, **kwargs))
         return self._compute(func, args, kwargs)
 
     def _compute(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -134,10 +134,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         form = NATIVE_FORMS.get(func)
         if form is None:
             return self._leave_to_torch(func, args, kwargs)
-        mark = self._notebook.mark()
+        mark = self._trace.mark()
         before = args[0].clone() if func._schema.is_mutable else None
         expected = func(*(args if before is None else (before.clone(), *args[1:])), **kwargs)
-        out = self._loans.lend(expected) if before is None else args[0]
+        out = self._allocator.lend(expected) if before is None else args[0]
         try:
             form(out, *args, **kwargs)
         except NoNativeForm:
@@ -145,7 +145,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             if _same(out, expected):
                 return out
-        self._notebook.forget(mark)
+        self._trace.forget(mark)
         if before is not None:
             out.copy_(before)
         return self._leave_to_torch(func, args, kwargs)
@@ -153,11 +153,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave_to_torch(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         fresh = func(*args, **kwargs)
         results = None if func._schema.is_mutable else tree_map(self._lend, fresh)
-        self._notebook.torch_operation(func, args, kwargs, results)
+        self._trace.torch_operation(func, args, kwargs, results)
         return fresh if results is None else results
 
     def _lend(self, fresh: Any) -> Any:
-        return self._loans.lend(fresh).copy_(fresh) if isinstance(fresh, Tensor) else fresh
+        return self._allocator.lend(fresh).copy_(fresh) if isinstance(fresh, Tensor) else fresh
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

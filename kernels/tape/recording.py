@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from loraplex.kernels.native.library import Argument, Threads, signature
-from loraplex.kernels.tape.loans import Loans
+from loraplex.kernels.tape.tracked_allocator import TrackedAllocator
 
 _SMALL = 4096  # bytes of a constant that a computation may make anew each time
 
@@ -42,7 +42,7 @@ class ThreadCount:
 
 
 @dataclass(frozen=True)
-class Loan:
+class Allocation:
     """Memory that was lent while recording."""
 
     number: int
@@ -67,7 +67,7 @@ class Outside:
 
 @dataclass(frozen=True)
 class Address:
-    memory: Loan | Outside
+    memory: Allocation | Outside
     offset: int  # in bytes; its place among the numbers
 
 
@@ -75,7 +75,7 @@ class Address:
 class View:
     """A tensor."""
 
-    memory: Loan | Outside
+    memory: Allocation | Outside
     dtype: torch.dtype
     layout: int  # place of its offset, in numbers of its dtype; then come its shape and its strides
     num_dims: int
@@ -106,15 +106,15 @@ class TorchOperation:
 class Recording:
     steps: list[Launch | TorchOperation]
     output: View
-    loans: list[Number]  # bytes of each
+    allocations: list[Number]  # bytes of each
     numbers: list[int] = field(compare=False)
 
 
-class Notebook:
+class Trace:
     """Takes down the steps of one recording."""
 
-    def __init__(self, loans: Loans) -> None:
-        self._loans = loans
+    def __init__(self, allocator: TrackedAllocator) -> None:
+        self._allocator = allocator
         self._steps: list[Launch | TorchOperation] = []
         self._numbers: list[int] = []
 
@@ -139,8 +139,8 @@ class Notebook:
 
     def finish(self, output: Tensor) -> Recording:
         view = self.view(output)
-        loans = [self._number(size) for size in self._loans.sizes]
-        return Recording(self._steps, view, loans, self._numbers)
+        allocations = [self._number(size) for size in self._allocator.sizes]
+        return Recording(self._steps, view, allocations, self._numbers)
 
     def view(self, tensor: Tensor) -> View:
         layout = self._note(int(tensor.storage_offset()), *tensor.shape, *tensor.stride())
@@ -168,9 +168,9 @@ class Notebook:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         return self._number(value) if is_number else value
 
-    def _memory(self, tensor: Tensor) -> Loan | Outside:
-        number = self._loans.number_of(tensor)
-        return Outside(tensor) if number is None else Loan(number)
+    def _memory(self, tensor: Tensor) -> Allocation | Outside:
+        number = self._allocator.number_of(tensor)
+        return Outside(tensor) if number is None else Allocation(number)
 
     def _number(self, value: int) -> Number:
         return Number(self._note(value))

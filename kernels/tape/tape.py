@@ -14,8 +14,8 @@ from loraplex.kernels.tape.calls import CallList
 from loraplex.kernels.tape.layout import Buffer, lay_out
 from loraplex.kernels.tape.recording import (
     Address,
+    Allocation,
     Launch,
-    Loan,
     Number,
     Recording,
     TorchOperation,
@@ -113,7 +113,7 @@ class Tape:
 
     def _address_of(self, address: Address) -> int:
         match address.memory:
-            case Loan(number):
+            case Allocation(number):
                 return self.arena.data_ptr() + self._offsets[number]
             case outside:
                 return outside.tensor.untyped_storage().data_ptr()
@@ -122,7 +122,7 @@ class Tape:
         offset, *layout = numbers[view.layout : view.layout + 1 + 2 * view.num_dims]
         shape, strides = layout[: view.num_dims], layout[view.num_dims :]
         match view.memory:
-            case Loan(number):
+            case Allocation(number):
                 flat = self.arena.view(view.dtype)
                 offset += self._offsets[number] // view.dtype.itemsize
             case outside:
@@ -131,28 +131,28 @@ class Tape:
 
 
 def _buffers(recording: Recording, numbers: list[int]) -> list[Buffer]:
-    """Of each loan, at the sizes to which the numbers belong."""
+    """Of each allocation, at the sizes to which the numbers belong."""
     uses: dict[int, list[int]] = {}
     for index, step in enumerate(recording.steps):
-        for loan in _loans_of(step):
-            uses.setdefault(loan, []).append(index)
-    if isinstance(recording.output.memory, Loan):
+        for allocation in _allocations_of(step):
+            uses.setdefault(allocation, []).append(index)
+    if isinstance(recording.output.memory, Allocation):
         uses.setdefault(recording.output.memory.number, []).append(len(recording.steps))
     return [
         Buffer(numbers[size.place], uses[number][0], uses[number][-1])
         if number in uses
         else Buffer(0, 0, 0)
-        for number, size in enumerate(recording.loans)
+        for number, size in enumerate(recording.allocations)
     ]
 
 
-def _loans_of(step: Launch | TorchOperation) -> list[int]:
+def _allocations_of(step: Launch | TorchOperation) -> list[int]:
     if isinstance(step, Launch):
         leaves: list[Any] = list(step.operands)
     else:
         leaves = tree_leaves((step.args, step.kwargs, step.results))
     memories = [leaf.memory for leaf in leaves if isinstance(leaf, Address | View)]
-    return [memory.number for memory in memories if isinstance(memory, Loan)]
+    return [memory.number for memory in memories if isinstance(memory, Allocation)]
 
 
 def _store(place: Any, fresh: Any) -> None:

@@ -20,9 +20,9 @@ from loraplex.platform.catalog.adapter_text import AdapterText, read_adapter_tex
 from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable
-from loraplex.platform.inference.beginning import Beginning
 from loraplex.platform.inference.generation import Generation, Prompt
 from loraplex.platform.inference.limits import check_choices, check_sampling, fit
+from loraplex.platform.inference.prompt_prefix import PromptPrefix
 from loraplex.platform.inference.sampling_fields import SamplingFields
 from loraplex.platform.inference.schemas import (
     DEFAULT_COMPLETION_TOKENS,
@@ -47,7 +47,7 @@ class _Call:
     param: str  # which field holds the prompt
     principal: Principal
     model: Model
-    beginning: Beginning | None
+    prefix: PromptPrefix | None
     limits: ModelLimits
     priority: int
     fingerprint: str  # of the model that answers
@@ -130,9 +130,7 @@ class InferenceService:
             refuse_foreign_template(tokenizer, body.chat_template)
         job = call.tokenizer_job(body.num_characters)
         keep = _kept_tokens(call, body, sampling)
-        prompt = await self._threads.run(
-            job, tokenizer, _render, body, call.beginning, template, keep
-        )
+        prompt = await self._threads.run(job, tokenizer, _render, body, call.prefix, template, keep)
         return self._assemble(call, [prompt], sampling, default_tokens=None)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
@@ -150,7 +148,7 @@ class InferenceService:
         check_choices(len(body.prompt), sampling.n)
         job = call.tokenizer_job(body.num_characters)
         keep = _kept_tokens(call, body, sampling)
-        prompts = await self._threads.run(job, tokenizer, _encode, body, call.beginning, keep)
+        prompts = await self._threads.run(job, tokenizer, _encode, body, call.prefix, keep)
         generation = self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
         return replace(generation, only_scores=body.only_scores)
 
@@ -167,7 +165,7 @@ class InferenceService:
             param=param,
             principal=principal,
             model=model,
-            beginning=self._beginning(body, model),
+            prefix=self._prefix(body, model),
             limits=ModelLimits.of(info),
             priority=body.priority or 0,
             fingerprint=f"fp_{info.model_revision[:FINGERPRINT_LENGTH]}",
@@ -182,7 +180,7 @@ class InferenceService:
         default_tokens: int | None,
     ) -> Generation:
         """One request for each prompt, each with a seed, so that any engine gives its tokens."""
-        base = call.beginning.prompt if call.beginning else None
+        base = call.prefix.prompt if call.prefix else None
         num_base_tokens = len(base.token_ids) if base else 0
         requests = []
         for number, prompt in enumerate(prompts):
@@ -211,15 +209,15 @@ class InferenceService:
             fingerprint=call.fingerprint,
         )
 
-    def _beginning(self, body: SamplingFields, model: Model) -> Beginning | None:
+    def _prefix(self, body: SamplingFields, model: Model) -> PromptPrefix | None:
         """With the base prompt that the request names, or else its model's."""
         is_named = body.base_prompt is not None
         name = body.base_prompt if is_named else model.base_prompt
         if name is None:
             return None
-        beginning = Beginning(self._base_prompts.resolve(name), is_named)
-        _refuse_other_kind(beginning, body)
-        return beginning
+        prefix = PromptPrefix(self._base_prompts.resolve(name), is_named)
+        _refuse_other_kind(prefix, body)
+        return prefix
 
 
 async def _bad_sequences(tokenizer: Tokenizer, body: SamplingFields) -> tuple[tuple[int, ...], ...]:
@@ -228,21 +226,21 @@ async def _bad_sequences(tokenizer: Tokenizer, body: SamplingFields) -> tuple[tu
     return await asyncio.to_thread(bad_sequences, tokenizer, body.bad_words)
 
 
-def _refuse_other_kind(beginning: Beginning, body: SamplingFields) -> None:
-    has_messages = bool(beginning.prompt.source.messages)
+def _refuse_other_kind(prefix: PromptPrefix, body: SamplingFields) -> None:
+    has_messages = bool(prefix.prompt.source.messages)
     if has_messages != isinstance(body, ChatCompletionRequest):
         kind = "messages, which begin chats" if has_messages else "a text, which begins completions"
-        whose = "" if beginning.is_named else f" of the model '{body.model}'"
+        whose = "" if prefix.is_named else f" of the model '{body.model}'"
         raise InvalidRequest(
-            f"The base prompt '{beginning.prompt.name}'{whose} is {kind} only.",
-            "base_prompt" if beginning.is_named else "model",
+            f"The base prompt '{prefix.prompt.name}'{whose} is {kind} only.",
+            "base_prompt" if prefix.is_named else "model",
         )
 
 
 def _render(
     tokenizer: Tokenizer,
     body: ChatCompletionRequest,
-    beginning: Beginning | None,
+    prefix: PromptPrefix | None,
     template: str | None,
     keep: int | None,
 ) -> Prompt:
@@ -251,11 +249,11 @@ def _render(
         refuse_hidden_stops(tokenizer, body.stop)
     own = [message.for_template() for message in body.messages]
     text = tokenizer.render_chat(
-        own if beginning is None else beginning.chat(own),
+        own if prefix is None else prefix.chat(own),
         add_generation_prompt=body.add_generation_prompt is not False
         and not body.continue_final_message,
         variables=body.chat_template_kwargs,
-        now=None if beginning is None else beginning.prompt.published_at,
+        now=None if prefix is None else prefix.prompt.published_at,
         continues_last=body.continue_final_message is True,
         template=template,
     )
@@ -263,30 +261,30 @@ def _render(
     if keep is not None:
         return Prompt(tokenizer.encode_end(text, keep, adds_special), "")
     token_ids = tokenizer.encode(text, adds_special)
-    base = [] if beginning is None else beginning.prompt.token_ids
-    if beginning is not None and token_ids[: len(base)] != base:
+    base = [] if prefix is None else prefix.prompt.token_ids
+    if prefix is not None and token_ids[: len(base)] != base:
         raise InvalidRequest(
             f"With these messages and settings the chat template does not begin with the base "
-            f"prompt '{beginning.prompt.name}'.",
+            f"prompt '{prefix.prompt.name}'.",
             "messages",
         )
     return Prompt(token_ids, text)
 
 
 def _encode(
-    tokenizer: Tokenizer, body: CompletionRequest, beginning: Beginning | None, keep: int | None
+    tokenizer: Tokenizer, body: CompletionRequest, prefix: PromptPrefix | None, keep: int | None
 ) -> list[Prompt]:
     """Raises InvalidRequest for special tokens that are to come behind a base prompt."""
     if body.skip_special_tokens is not False:
         refuse_hidden_stops(tokenizer, body.stop)
-    if beginning is not None:
+    if prefix is not None:
         if body.add_special_tokens:
             raise InvalidRequest(
                 f"add_special_tokens cannot be true with the base prompt "
-                f"'{beginning.prompt.name}', which begins with them.",
+                f"'{prefix.prompt.name}', which begins with them.",
                 "add_special_tokens",
             )
-        prompts = [Prompt(beginning.completion(tokenizer, own), "") for own in body.prompt]
+        prompts = [Prompt(prefix.completion(tokenizer, own), "") for own in body.prompt]
     else:
         adds_special = body.add_special_tokens is not False
         prompts = [_encoded(tokenizer, own, adds_special, keep) for own in body.prompt]
@@ -312,8 +310,8 @@ def _kept_tokens(call: _Call, body: SamplingFields, sampling: SamplingParams) ->
         InvalidRequest: for a prompt that begins with a base prompt, which is never cut.
     """
     wanted = body.truncate_prompt_tokens
-    if wanted is not None and call.beginning is not None:
-        name = call.beginning.prompt.name
+    if wanted is not None and call.prefix is not None:
+        name = call.prefix.prompt.name
         raise InvalidRequest(
             f"truncate_prompt_tokens cannot be given with the base prompt '{name}'.",
             "truncate_prompt_tokens",

@@ -49,8 +49,8 @@ GAUGES = {
     ),
     "loraplex:kv_waste_peak": ("peak_waste", "Peak share of allocated token slots that are unused"),
     "loraplex:kv_waste_mean": ("mean_waste", "Mean share of allocated token slots that are unused"),
-    "loraplex:swap_host_bytes": ("swap.host_bytes", "Bytes of KV blocks in host memory"),
-    "loraplex:swap_disk_bytes": ("swap.disk_bytes", "Bytes of KV blocks on disk"),
+    "loraplex:offload_host_bytes": ("offload.host_bytes", "Bytes of KV blocks in host memory"),
+    "loraplex:offload_disk_bytes": ("offload.disk_bytes", "Bytes of KV blocks on disk"),
     "loraplex:adapters_registered": ("adapters.registered", "Number of registered adapters"),
     "loraplex:adapters_resident": (
         "adapters.resident",
@@ -84,27 +84,33 @@ COUNTERS = {
         "Number of engine steps replayed from a recording",
     ),
     "loraplex:kv_blocks_copied": ("copied_blocks", "Number of KV blocks copied on write"),
-    "loraplex:swap_out_bytes": (
-        "swap.out_bytes",
+    "loraplex:offload_out_bytes": (
+        "offload.out_bytes",
         "Bytes of KV blocks moved from the device to host memory",
     ),
-    "loraplex:swap_in_bytes": (
-        "swap.in_bytes",
+    "loraplex:offload_in_bytes": (
+        "offload.in_bytes",
         "Bytes of KV blocks moved from host memory to the device",
     ),
-    "loraplex:swap_written_bytes": (
-        "swap.written_bytes",
+    "loraplex:offload_written_bytes": (
+        "offload.written_bytes",
         "Bytes of KV blocks written to the disk tier",
     ),
-    "loraplex:swap_read_bytes": ("swap.read_bytes", "Bytes of KV blocks read from the disk tier"),
-    "loraplex:swap_host_hits": ("swap.host_hits", "Number of KV blocks found in host memory"),
-    "loraplex:swap_disk_hits": ("swap.disk_hits", "Number of KV blocks found in the disk tier"),
-    "loraplex:swap_dropped_blocks": (
-        "swap.dropped_blocks",
+    "loraplex:offload_read_bytes": (
+        "offload.read_bytes",
+        "Bytes of KV blocks read from the disk tier",
+    ),
+    "loraplex:offload_host_hits": ("offload.host_hits", "Number of KV blocks found in host memory"),
+    "loraplex:offload_disk_hits": (
+        "offload.disk_hits",
+        "Number of KV blocks found in the disk tier",
+    ),
+    "loraplex:offload_dropped_blocks": (
+        "offload.dropped_blocks",
         "Number of evicted KV blocks that no tier kept",
     ),
-    "loraplex:swap_discarded_blocks": (
-        "swap.discarded_blocks",
+    "loraplex:offload_discarded_blocks": (
+        "offload.discarded_blocks",
         "Number of damaged KV blocks discarded from the disk tier",
     ),
     "loraplex:base_prompt_saved_tokens": (
@@ -133,7 +139,7 @@ TENANT_GAUGES = {
     ),
     "sequences_running": ("num_running", "Number of running sequences of a tenant"),
     "sequences_waiting": ("num_waiting", "Number of waiting sequences of a tenant"),
-    "swap_bytes": ("swap_bytes", "Bytes of KV blocks of a tenant in host memory and on disk"),
+    "offload_bytes": ("offload_bytes", "Bytes of KV blocks of a tenant in host memory and on disk"),
     "service": ("service", "Virtual token counter of a tenant"),
 }
 TENANT_COUNTERS = {
@@ -159,12 +165,12 @@ TENANT_COUNTERS = {
         "Time from arrival to first admission of the requests of a tenant, in seconds",
     ),
     "queued": ("num_queued", "Number of admitted requests of a tenant"),
-    "swapped_out_bytes": (
-        "swapped_out_bytes",
+    "offloaded_bytes": (
+        "offloaded_bytes",
         "Bytes of KV blocks of a tenant moved from the device to host memory",
     ),
-    "swapped_in_bytes": (
-        "swapped_in_bytes",
+    "fetched_bytes": (
+        "fetched_bytes",
         "Bytes of KV blocks of a tenant moved from host memory to the device",
     ),
     "prefill_tokens": ("prefill_tokens", "Number of prompt tokens computed for a tenant"),

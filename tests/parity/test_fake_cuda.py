@@ -1,6 +1,7 @@
 """Every architecture on a GPU that is not there: nothing mixes what is on it with the host's.
 
-The whole engine runs: assembly, recorded steps and others, adapters, every way of sampling, swap.
+The whole engine runs: assembly, recorded steps and others, adapters, every way of sampling, and
+offloading.
 """
 
 from dataclasses import replace
@@ -42,7 +43,12 @@ def load_on_fake_cuda(config: EngineConfig) -> LoadedModel:
 
 def start(folder: Path, store: Path) -> LLMEngine:
     return make_engine(
-        folder, store, kernels="triton", dtype="bfloat16", swap_memory=1 << 20, kv_cache_memory=None
+        folder,
+        store,
+        kernels="triton",
+        dtype="bfloat16",
+        offload_memory=1 << 20,
+        kv_cache_memory=None,
     )
 
 

@@ -20,7 +20,7 @@ def cached_tokens(server: Server) -> int:
 
 def test_a_prompt_is_cached_after_a_restart(tmp_path: Path, model_folder: Path) -> None:
     options = [f"--model={model_folder}", "--served-model-name=base", "--num-threads=1"]
-    options += ["--kv-cache-memory=32MiB", "--swap-disk=64MiB"]
+    options += ["--kv-cache-memory=32MiB", "--offload-disk=64MiB"]
     with running_server(tmp_path, *options) as server:
         cold = cached_tokens(server)
 

@@ -1,4 +1,4 @@
-"""SwapCosts: whether fetching blocks is cheaper than computing them again."""
+"""OffloadCosts: whether fetching blocks is cheaper than computing them again."""
 
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 
@@ -8,7 +8,7 @@ _DISK_RATE = 500e6  # bytes per second, until a read was measured
 _WEIGHT = 0.2  # of the newest read in the running mean
 
 
-class SwapCosts:
+class OffloadCosts:
     """Compares measured rates: of copies at the start, of steps and of reads as they happen.
 
     What is not measured yet counts as worth a copy: a copy is seldom the dearer way.
@@ -49,7 +49,7 @@ class SwapCosts:
         seconds = _DISK_LATENCY + num_blocks * self._block_bytes / self._disk_rate
         return self._is_cheaper(seconds, num_tokens)
 
-    def patience(self, num_tokens: int) -> float:
+    def max_wait_s(self, num_tokens: int) -> float:
         """Seconds to wait for tokens at most: as long as they take to compute. Who waited in vain
         then needs twice the time at worst."""
         known = self._recompute.seconds(num_tokens)

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from loraplex.engine.kv.offload.segment import BadSegment, SegmentHeader, SwapIdentity, read_header
+from loraplex.engine.kv.offload.segment import (
+    BadSegment,
+    OffloadIdentity,
+    SegmentHeader,
+    read_header,
+)
 
 _MAX_ENGINES = 64  # that share one data folder
 _SUFFIX = ".kv"
@@ -46,7 +51,7 @@ class DiskFolder:
             return
         raise OSError(f"{_MAX_ENGINES} engines use {parent} already")
 
-    def find(self, identity: SwapIdentity) -> list[FoundSegment]:
+    def find(self, identity: OffloadIdentity) -> list[FoundSegment]:
         """What earlier engines left that is of use to one of this identity, oldest first. All
         else is deleted.
 
@@ -61,7 +66,7 @@ class DiskFolder:
             try:
                 found.append(FoundSegment(path, read_header(path, identity)))
             except BadSegment as reason:
-                logger.info("swap file %s is left out: %s", path.name, reason)
+                logger.info("the disk tier ignores the file %s: %s", path.name, reason)
                 path.unlink()
         return found
 

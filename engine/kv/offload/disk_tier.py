@@ -10,8 +10,8 @@ from pathlib import Path
 from loraplex.engine.kv.offload.disk_folder import DiskFolder
 from loraplex.engine.kv.offload.fair_lru import FairLRU
 from loraplex.engine.kv.offload.segment import (
+    OffloadIdentity,
     Record,
-    SwapIdentity,
     read_records,
     record_bytes,
     segment_bytes,
@@ -67,7 +67,7 @@ class DiskTier:
         self,
         parent: Path,
         limit_bytes: int,
-        identity: SwapIdentity,
+        identity: OffloadIdentity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Finds again what an earlier engine of the same identity left in `parent`."""
@@ -85,8 +85,8 @@ class DiskTier:
         self._deleting: list[Future[None]] = []
         self._num_bytes = 0
         self._num_queued_bytes = 0
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swap-write")
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="swap-read")
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload-write")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload-read")
         self._folder: DiskFolder | None = None
         self._is_broken = False
         try:
@@ -243,7 +243,7 @@ class DiskTier:
         """Counts a file, which is held until `_take_in`, and deletes others until the limit is
         kept; False, and the file is not counted, where these are too few."""
         self._order.add(segment, segment.account, segment.num_bytes)
-        self._order.hold(segment)
+        self._order.pin(segment)
         self._num_bytes += segment.num_bytes
         while self._num_bytes > self._limit:
             victim = self._order.victim(segment.account)
@@ -269,7 +269,7 @@ class DiskTier:
             known = self._index.get(key)
             if known is None or isinstance(known, Record):
                 self._index[key] = (segment, place)
-        self._order.let_go(segment)
+        self._order.unpin(segment)
 
     def _drop(self, segment: _Segment) -> None:
         for place, key in enumerate(segment.keys):
@@ -293,7 +293,7 @@ class DiskTier:
         if self._is_broken:
             return
         self._is_broken = True
-        logger.warning("the swap tier on disk is off until the next start: %s", error)
+        logger.warning("the disk tier is off until the next start: %s", error)
         if self._folder is not None:
             self._folder.close()
         self._folder = None
@@ -306,7 +306,7 @@ class DiskTier:
 
 
 def _read(
-    places: list[_Place], keys: list[BlockKey], identity: SwapIdentity
+    places: list[_Place], keys: list[BlockKey], identity: OffloadIdentity
 ) -> list[Record | None]:
     """Each place's record; each file is opened once."""
     found: dict[BlockKey, Record | None] = {}

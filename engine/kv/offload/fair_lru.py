@@ -66,15 +66,15 @@ class FairLRU(Generic[K]):
     def touch(self, key: K) -> None:
         """Counts an entry as used now; a held one does so when it is let go."""
         if key in self._last_use:
-            self.hold(key)
-            self.let_go(key)
+            self.pin(key)
+            self.unpin(key)
 
-    def hold(self, key: K) -> None:
-        """Keeps an entry from leaving until `let_go`."""
+    def pin(self, key: K) -> None:
+        """Keeps an entry from leaving until `unpin`."""
         del self._free[self._entries[key].account][key]
         del self._last_use[key]
 
-    def let_go(self, key: K) -> None:
+    def unpin(self, key: K) -> None:
         """Lets a held entry leave again; it counts as used now."""
         self._set_free(key, self._entries[key].account)
 

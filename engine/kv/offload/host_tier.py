@@ -54,28 +54,28 @@ class HostTier:
         block = HostBlock(key, token_ids, account, self._free.pop())
         self._blocks[key] = block
         self._order.add(key, account)
-        self._order.hold(key)
+        self._order.pin(key)
         return block
 
     def arrive(self, block: HostBlock) -> None:
         """The content of a reserved block is in its slot now."""
         block.is_here = True
-        self._order.let_go(block.key)
+        self._order.unpin(block.key)
 
     def touch(self, block: HostBlock) -> None:
         """Counts a block as used now."""
         self._order.touch(block.key)
 
-    def hold(self, block: HostBlock) -> None:
-        """Keeps a block that is here in its slot until `let_go`."""
-        block.num_holders += 1
-        if block.num_holders == 1:
-            self._order.hold(block.key)
+    def pin(self, block: HostBlock) -> None:
+        """Keeps a block that is here in its slot until `unpin`."""
+        block.num_pins += 1
+        if block.num_pins == 1:
+            self._order.pin(block.key)
 
-    def let_go(self, block: HostBlock) -> None:
-        block.num_holders -= 1
-        if block.num_holders == 0:
-            self._order.let_go(block.key)
+    def unpin(self, block: HostBlock) -> None:
+        block.num_pins -= 1
+        if block.num_pins == 0:
+            self._order.unpin(block.key)
 
     def newest_first(self) -> list[HostBlock]:
         """All blocks that are here and not being read."""

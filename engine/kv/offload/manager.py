@@ -1,4 +1,4 @@
-"""SwapManager: evicted KV blocks go to lower tiers, and come back from there."""
+"""OffloadManager: evicted KV blocks go to lower tiers, and come back from there."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loraplex.engine.kv.block_pool import KVCacheBlock
 from loraplex.engine.kv.metering import Metering
-from loraplex.engine.kv.offload.costs import SwapCosts
+from loraplex.engine.kv.offload.costs import OffloadCosts
 from loraplex.engine.kv.offload.disk_tier import DiskTier
 from loraplex.engine.kv.offload.host_tier import HostTier
 from loraplex.engine.kv.offload.segment import Record
@@ -20,7 +20,7 @@ from loraplex.engine.kv.tiers import (
     TierBlock,
     Transfers,
 )
-from loraplex.engine.protocol import SwapStats
+from loraplex.engine.protocol import OffloadStats
 from loraplex.engine.step import BlockMoves
 
 SAVE_SECONDS = 5.0  # for writing what is in memory, before the end
@@ -43,7 +43,7 @@ class _Read:
     done: Future[list[Record | None]]
 
 
-class SwapManager(LowerTiers):
+class OffloadManager(LowerTiers):
     """The prefix cache's lower tiers: device blocks, then host memory, then the disk.
 
     A block that the pool evicts is copied to host memory in the same step, before anything is
@@ -55,7 +55,7 @@ class SwapManager(LowerTiers):
         self,
         transfers: Transfers,
         arena: HostSlots,
-        costs: SwapCosts,
+        costs: OffloadCosts,
         metering: Metering,
         *,
         disk: DiskTier | None = None,
@@ -84,19 +84,19 @@ class SwapManager(LowerTiers):
         for block in self._leaving:
             self.host.arrive(block)
         for block in self._coming:
-            self.host.let_go(block)
+            self.host.unpin(block)
         self._leaving, self._coming = [], []
         if self.disk is not None:
             self._collect_reads(self.disk)
             self.disk.collect()
 
-    def keep(self, block: KVCacheBlock) -> None:
-        """As `LowerTiers.keep`."""
+    def offload(self, block: KVCacheBlock) -> None:
+        """As `LowerTiers.offload`."""
         if block.key is None:
             return
         unread = self._fetches.pop(block.block_id, None)
         if unread is not None:  # its sequence has gone again before the step
-            self.host.let_go(unread)
+            self.host.unpin(unread)
             return
         known = self.host.find(block.key, block.token_ids)
         if known is not None:
@@ -132,7 +132,7 @@ class SwapManager(LowerTiers):
             too_many = len(on_disk) > self.host.num_slots // 2
             if too_many or (on_disk and not self.costs.is_worth_reading(len(on_disk), num_tokens)):
                 return False
-            wait = _Wait(self._clock() + self.costs.patience(num_tokens), set())
+            wait = _Wait(self._clock() + self.costs.max_wait_s(num_tokens), set())
             self._waits[seq_id] = wait
         if self._clock() >= wait.deadline:
             return False
@@ -154,9 +154,9 @@ class SwapManager(LowerTiers):
         """As `LowerTiers.forget`."""
         self._waits.pop(seq_id, None)
 
-    def hold(self, block: TierBlock) -> None:
-        """As `LowerTiers.hold`."""
-        self.host.hold(_here(block))
+    def pin(self, block: TierBlock) -> None:
+        """As `LowerTiers.pin`."""
+        self.host.pin(_here(block))
 
     def fetch(self, block: TierBlock, block_id: int) -> None:
         """As `LowerTiers.fetch`."""
@@ -171,9 +171,9 @@ class SwapManager(LowerTiers):
         self._leaving += self._offloads.values()
         self._coming += self._fetches.values()
         for block in self._offloads.values():
-            self._metering.note_swap(block.account, bytes_out=self._block_bytes)
+            self._metering.note_offload(block.account, bytes_out=self._block_bytes)
         for block in self._fetches.values():
-            self._metering.note_swap(block.account, bytes_in=self._block_bytes)
+            self._metering.note_offload(block.account, bytes_in=self._block_bytes)
         self._num_out += len(moves.offloads)
         self._num_in += len(moves.fetches)
         self._offloads, self._fetches = {}, {}
@@ -185,10 +185,10 @@ class SwapManager(LowerTiers):
         on_disk = self.disk.usage if self.disk is not None else {}
         return {a: usage.get(a, 0) + on_disk.get(a, 0) for a in {**usage, **on_disk}}
 
-    def stats(self) -> SwapStats:
+    def stats(self) -> OffloadStats:
         """As `LowerTiers.stats`."""
         disk = self.disk
-        return SwapStats(
+        return OffloadStats(
             host_bytes=len(self.host) * self._block_bytes,
             disk_bytes=disk.num_bytes if disk else 0,
             out_bytes=self._num_out * self._block_bytes,

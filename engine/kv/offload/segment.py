@@ -24,7 +24,7 @@ _PREFIX = struct.Struct(f"<{len(MAGIC)}sQ{_DIGEST}s")
 _MAX_HEADER = 1 << 28  # bytes
 
 
-class SwapIdentity(msgspec.Struct, frozen=True):
+class OffloadIdentity(msgspec.Struct, frozen=True):
     """What blocks must have in common to be of use to each other's engine."""
 
     kv_format: str  # these four: as in a `BlockKeyScope`
@@ -37,7 +37,7 @@ class SwapIdentity(msgspec.Struct, frozen=True):
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
-    identity: SwapIdentity
+    identity: OffloadIdentity
     account: str  # who pays for the blocks
     keys: list[BlockKey]  # of the records, in their order
 
@@ -53,7 +53,9 @@ class BadSegment(Exception):
     """A file that is no segment of ours, or no longer one; the message says why."""
 
 
-def write_segment(path: Path, identity: SwapIdentity, account: str, records: list[Record]) -> None:
+def write_segment(
+    path: Path, identity: OffloadIdentity, account: str, records: list[Record]
+) -> None:
     """Writes a file that is there in whole or not at all. It is not forced to the disk: what a
     crash leaves behind is checked when it is read.
 
@@ -77,13 +79,13 @@ def write_segment(path: Path, identity: SwapIdentity, account: str, records: lis
         raise
 
 
-def segment_bytes(identity: SwapIdentity, account: str, keys: list[BlockKey]) -> int:
+def segment_bytes(identity: OffloadIdentity, account: str, keys: list[BlockKey]) -> int:
     """The length of a file of these blocks."""
     header = _header(identity, account, keys)
     return _PREFIX.size + len(header) + len(keys) * record_bytes(identity)
 
 
-def read_header(path: Path, identity: SwapIdentity) -> SegmentHeader:
+def read_header(path: Path, identity: OffloadIdentity) -> SegmentHeader:
     """The header of a segment of this very identity, whose length fits.
 
     Raises:
@@ -113,7 +115,7 @@ def read_header(path: Path, identity: SwapIdentity) -> SegmentHeader:
 
 
 def read_records(
-    path: Path, identity: SwapIdentity, wanted: list[tuple[int, BlockKey]]
+    path: Path, identity: OffloadIdentity, wanted: list[tuple[int, BlockKey]]
 ) -> Iterator[Record | None]:
     """The records at these places, if they are the blocks with these keys; None for each one that
     is not, whatever is wrong with it.
@@ -130,15 +132,15 @@ def read_records(
             yield _parse(os.pread(file.fileno(), size, start + place * size), identity, key)
 
 
-def record_bytes(identity: SwapIdentity) -> int:
+def record_bytes(identity: OffloadIdentity) -> int:
     return _DIGEST + 4 * identity.block_size + identity.block_bytes
 
 
-def _header(identity: SwapIdentity, account: str, keys: list[BlockKey]) -> bytes:
+def _header(identity: OffloadIdentity, account: str, keys: list[BlockKey]) -> bytes:
     return msgspec.msgpack.encode(SegmentHeader(identity, account, keys))
 
 
-def _parse(record: bytes, identity: SwapIdentity, key: BlockKey) -> Record | None:
+def _parse(record: bytes, identity: OffloadIdentity, key: BlockKey) -> Record | None:
     if len(record) != record_bytes(identity):
         return None
     view = memoryview(record)

@@ -86,7 +86,7 @@ def compute(kv: KVCacheManager, sequence: Sequence, num_tokens: int | None = Non
     count = sequence.num_uncomputed_tokens if num_tokens is None else num_tokens
     assert kv.allocate_slots(sequence, count)
     sequence.num_computed_tokens += count
-    kv.remember_computed(sequence)
+    kv.index_computed(sequence)
 
 
 def run_through(kv: KVCacheManager, sequence: Sequence) -> int:

@@ -21,7 +21,7 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.adapter_slots import AdapterGate
+from loraplex.engine.scheduling.adapter_slots import AdapterSlots
 from loraplex.engine.scheduling.fair_share import FairPolicy
 from loraplex.engine.scheduling.policy import SchedulingPolicy
 from loraplex.engine.scheduling.scheduler import (
@@ -123,11 +123,13 @@ class SchedulerHarness:
             self.setup.num_slots, self.setup.load_delay, self.setup.adapter_bytes
         )
         self.stops = StopChecker(frozenset({EOS}))
-        gate = AdapterGate(self.slots, self.setup.adapter_wait, clock or (lambda: 0.0))
+        adapter_slots = AdapterSlots(self.slots, self.setup.adapter_wait, clock or (lambda: 0.0))
         limits = SchedulerLimits(
             self.setup.max_num_seqs, self.setup.max_num_batched_tokens, self.setup.max_logits_rows
         )
-        self.scheduler = Scheduler(self.kv, gate, policy or FairPolicy(), limits, self.stops)
+        self.scheduler = Scheduler(
+            self.kv, adapter_slots, policy or FairPolicy(), limits, self.stops
+        )
         self.model: ToyModel | ConstantModel = ToyModel(
             self.kv, self.slots, Sampler(), lambda: self.scheduler.running
         )

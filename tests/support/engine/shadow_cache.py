@@ -23,11 +23,11 @@ class ShadowCache:
             for offset in range(size):
                 if (copy.source, offset) in self._slots:
                     self._slots[copy.target, offset] = self._slots[copy.source, offset]
-        table, written_from = self._kv.block_ids(sequence), self._kv.written_from(sequence)
+        table, first_writable = self._kv.block_ids(sequence), self._kv.first_writable(sequence)
         start = sequence.num_computed_tokens
         for group in range(len(self._kv.groups)):
             marks = self._marks(sequence, group)
-            for position in range(max(start, written_from[group]), start + num_tokens):
+            for position in range(max(start, first_writable[group]), start + num_tokens):
                 slot = (int(table[group, position // size]), position % size)
                 self._slots[slot] = marks[position]
 

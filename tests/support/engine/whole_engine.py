@@ -8,16 +8,16 @@ from unittest.mock import patch
 import torch
 from support.engine.executors import AtOnce, OnDemand
 from support.engine.kv import MAX_MODEL_LEN, TOKENIZER
+from support.engine.offload import Clock
+from support.engine.offloading import OffloadingHarness
 from support.engine.scheduling import Answer, Setup
-from support.engine.swap import Clock
-from support.engine.swapping import SwappingHarness
 from support.models.toy_adapters import ToyAdapters
 from support.models.toy_model import ToyModel
 from support.models.word_tokenizer import EOS, VOCAB_SIZE
 
 from loraplex.engine import llm_engine
 from loraplex.engine.build.engine import EngineParts
-from loraplex.engine.commands import adapters as adapter_desk
+from loraplex.engine.commands import adapters as adapter_commands
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.kv.offload import disk_tier
 from loraplex.engine.kv.recompute_cost import RecomputeCost
@@ -41,7 +41,7 @@ class FloorChecker:
 
     recorded_steps = "none"
 
-    def __init__(self, harness: SwappingHarness) -> None:
+    def __init__(self, harness: OffloadingHarness) -> None:
         self._harness = harness
 
     def execute(self, step: StepInput) -> StepOutput:
@@ -73,13 +73,13 @@ class WholeEngine:
 
     def _open(self) -> None:
         self._disk_reads = OnDemand()
-        threads = {"swap-write": AtOnce(), "swap-read": self._disk_reads}
+        threads = {"offload-write": AtOnce(), "offload-read": self._disk_reads}
         with patch.object(
             disk_tier,
             "ThreadPoolExecutor",
             lambda max_workers, thread_name_prefix: threads[thread_name_prefix],
         ):
-            harness = SwappingHarness(
+            harness = OffloadingHarness(
                 self.setup,
                 num_host_slots=self._num_host_slots,
                 folder=self._folder,
@@ -88,7 +88,7 @@ class WholeEngine:
             )
         assert isinstance(harness.model, ToyModel)
         self.model, self.slots = harness.model, harness.slots
-        self.scheduler, self.kv, self.swap = harness.scheduler, harness.kv, harness.swap
+        self.scheduler, self.kv, self.offload = harness.scheduler, harness.kv, harness.offload
         self.budgets = self.kv.pool.budgets
         self.engine = _engine_over(harness)
 
@@ -134,7 +134,7 @@ class WholeEngine:
 
     def check_books(self) -> None:
         self.kv.check_integrity()
-        self.swap.check_integrity()
+        self.offload.check_integrity()
         self.slots.pool.check_integrity()
 
     def _keep(self, event: TokenEvent) -> None:
@@ -159,7 +159,7 @@ def _numbers(logprobs: PositionLogprobs | None) -> Logprobs | None:
     return Logprobs(own.token_id, own.logprob, own.rank, pairs)
 
 
-def _engine_over(harness: SwappingHarness) -> LLMEngine:
+def _engine_over(harness: OffloadingHarness) -> LLMEngine:
     setup = harness.setup
     loaded: Any = SimpleNamespace(
         model=SimpleNamespace(config=SimpleNamespace(model_type="toy")),
@@ -172,9 +172,9 @@ def _engine_over(harness: SwappingHarness) -> LLMEngine:
     )
     adapters: Any = ToyAdapters(harness.slots, harness.scheduler)
     runner: Any = FloorChecker(harness)
-    warmth: Any = SimpleNamespace(prepare=lambda: False)
+    prefault: Any = SimpleNamespace(prepare=lambda: False)
     parts = EngineParts(
-        loaded, TOKENIZER, Path(), adapters, harness.scheduler, runner, RecomputeCost(), warmth
+        loaded, TOKENIZER, Path(), adapters, harness.scheduler, runner, RecomputeCost(), prefault
     )
     config = EngineConfig(
         model="toy",
@@ -183,5 +183,5 @@ def _engine_over(harness: SwappingHarness) -> LLMEngine:
         max_num_seqs=setup.max_num_seqs,
         max_num_batched_tokens=setup.max_num_batched_tokens,
     )
-    with patch.object(adapter_desk, "ThreadPoolExecutor", lambda **options: AtOnce()):
+    with patch.object(adapter_commands, "ThreadPoolExecutor", lambda **options: AtOnce()):
         return LLMEngine(config, parts)

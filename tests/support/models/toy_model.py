@@ -62,7 +62,7 @@ class ToyModel:
         whose each mark is, and what was published."""
         self._marks, self._published = earlier._marks, earlier._published
 
-    def swap(self, cells: NDArray[np.int64], transfers: Transfers) -> None:
+    def offload(self, cells: NDArray[np.int64], transfers: Transfers) -> None:
         """Keeps its numbers where `transfers` moves them from and to."""
         self._cells, self._transfers = cells, transfers
 

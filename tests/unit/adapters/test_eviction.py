@@ -4,20 +4,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clocks import FakeClock
 
-from loraplex.adapters.eviction import UNUSED, CostAwareEviction, LRUEviction, PastRanks, RankedSet
+from loraplex.adapters.eviction import (
+    UNUSED,
+    CostAwareEviction,
+    EvictionOrder,
+    LRUEviction,
+    PastScores,
+)
 
 
 def test_the_key_of_the_lowest_rank_is_first() -> None:
-    ranked: RankedSet[str] = RankedSet()
-    for key, rank in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
-        ranked.put(key, rank)
+    ranked: EvictionOrder[str] = EvictionOrder()
+    for key, score in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        ranked.put(key, score)
     ranked.discard("b")
 
     assert ranked.lowest() == (2.0, "c")
 
 
 def test_equal_ranks_leave_in_the_order_in_which_they_came() -> None:
-    ranked: RankedSet[str] = RankedSet()
+    ranked: EvictionOrder[str] = EvictionOrder()
     for key in "bac":
         ranked.put(key, 1.0)
 
@@ -25,25 +31,25 @@ def test_equal_ranks_leave_in_the_order_in_which_they_came() -> None:
 
 
 def test_a_hot_key_leaves_no_garbage_behind() -> None:
-    ranked: RankedSet[int] = RankedSet()
+    ranked: EvictionOrder[int] = EvictionOrder()
     ranked.put(0, -1.0)
-    for rank in range(10_000):
-        ranked.put(1, float(rank))
+    for score in range(10_000):
+        ranked.put(1, float(score))
 
     assert len(ranked._heap) < 200
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.none() | st.floats(-10, 10)), max_size=60))
 def test_it_agrees_with_sorting(changes: list[tuple[int, float | None]]) -> None:
-    ranked: RankedSet[int] = RankedSet()
+    ranked: EvictionOrder[int] = EvictionOrder()
     model: dict[int, float] = {}
-    for key, rank in changes:
-        if rank is None:
+    for key, score in changes:
+        if score is None:
             ranked.discard(key)
             model.pop(key, None)
         else:
-            ranked.put(key, rank)
-            model[key] = rank
+            ranked.put(key, score)
+            model[key] = score
 
     lowest = ranked.lowest()
     assert (lowest and lowest[0]) == min(model.values(), default=None)
@@ -52,9 +58,9 @@ def test_it_agrees_with_sorting(changes: list[tuple[int, float | None]]) -> None
 
 def test_lru_forgets_how_often_and_how_dear() -> None:
     policy = LRUEviction()
-    dear = policy.rank(policy.rank(UNUSED, 100.0), 100.0)
+    dear = policy.score(policy.score(UNUSED, 100.0), 100.0)
 
-    assert policy.rank(UNUSED, 1.0) > dear
+    assert policy.score(UNUSED, 1.0) > dear
 
 
 def test_what_is_used_often_outlives_what_was_used_once_just_now() -> None:
@@ -62,10 +68,10 @@ def test_what_is_used_often_outlives_what_was_used_once_just_now() -> None:
     policy = CostAwareEviction(half_life=10.0, clock=clock)
     often = UNUSED
     for _ in range(4):
-        often = policy.rank(often, 1.0)
+        often = policy.score(often, 1.0)
     clock.now += 10.0
 
-    assert often > policy.rank(UNUSED, 1.0)
+    assert often > policy.score(UNUSED, 1.0)
 
 
 def test_a_use_counts_half_after_every_half_life() -> None:
@@ -73,16 +79,16 @@ def test_a_use_counts_half_after_every_half_life() -> None:
     policy = CostAwareEviction(half_life=10.0, clock=clock)
     four_uses = UNUSED
     for _ in range(4):
-        four_uses = policy.rank(four_uses, 1.0)
+        four_uses = policy.score(four_uses, 1.0)
     clock.now += 20.0
 
-    assert abs(policy.rank(UNUSED, 1.0) - four_uses) < 1e-9
+    assert abs(policy.score(UNUSED, 1.0) - four_uses) < 1e-9
 
 
 def test_what_is_dear_to_get_back_outlives_what_is_cheap() -> None:
     policy = CostAwareEviction(clock=FakeClock())
 
-    assert policy.rank(UNUSED, 2.0) > policy.rank(UNUSED, 1.0)
+    assert policy.score(UNUSED, 2.0) > policy.score(UNUSED, 1.0)
 
 
 @given(
@@ -100,14 +106,14 @@ def test_a_prefix_never_ranks_below_what_follows_it(
     for pause, cost, is_whole in uses:
         clock.now += pause
         if is_whole:
-            rest = policy.rank(rest, cost)
-        prefix = policy.rank(prefix, cost)
+            rest = policy.score(rest, cost)
+        prefix = policy.score(prefix, cost)
 
     assert prefix >= rest
 
 
 def test_what_comes_back_has_the_rank_that_it_left_with() -> None:
-    past: PastRanks[str] = PastRanks(2)
+    past: PastScores[str] = PastScores(2)
     for place, key in enumerate("abc"):
         past.keep(key, float(place))
 

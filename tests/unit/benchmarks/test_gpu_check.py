@@ -207,4 +207,4 @@ def test_everything_runs_on_tiny_shapes_without_a_gpu(tmp_path: Path) -> None:
 
     groups = {record["group"] for record in records if record.get("ok")}
     assert status == 0
-    assert groups == {"decode", "prefill", "lora", "cache", "rows", "robust", "engine", "swap"}
+    assert groups == {"decode", "prefill", "lora", "cache", "rows", "robust", "engine", "offload"}

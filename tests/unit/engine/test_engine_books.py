@@ -1,4 +1,4 @@
-"""Tenants, adapters, base prompts, budgets, forks, swaps, aborts and restarts in any order: each
+"""Tenants, adapters, base prompts, budgets, forks, offloads, aborts and restarts in any order: each
 answer is as if alone, each tenant reads only what it may, and the books balance after every step.
 
 That nobody reads another's blocks is checked by the toy model at every read."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engine.offloading import OffloadingHarness
 from support.engine.preempting import flush_cache, preempt_all
 from support.engine.scheduling import Answer, SchedulerHarness, Setup, generate_request, undisturbed
-from support.engine.swapping import SwappingHarness
 
 from loraplex.engine.protocol import FinishReason, GenerateRequest
 
@@ -47,7 +47,7 @@ def leave(harness: SchedulerHarness) -> None:
 
 
 def leave_for_the_disk(harness: SchedulerHarness) -> None:
-    assert isinstance(harness, SwappingHarness)
+    assert isinstance(harness, OffloadingHarness)
     leave(harness)
     harness.settle()
     harness.flush_host()
@@ -58,11 +58,11 @@ def without_tiers(setup: Setup, folder: Path) -> SchedulerHarness:
 
 
 def above_host_memory(setup: Setup, folder: Path) -> SchedulerHarness:
-    return SwappingHarness(setup)
+    return OffloadingHarness(setup)
 
 
 def above_a_disk(setup: Setup, folder: Path) -> SchedulerHarness:
-    return SwappingHarness(setup, folder=folder)
+    return OffloadingHarness(setup, folder=folder)
 
 
 Make = Callable[[Setup, Path], SchedulerHarness]
@@ -87,7 +87,7 @@ def answers(harness: SchedulerHarness, request: GenerateRequest) -> list[Answer]
 
 
 def num_fetched(harness: SchedulerHarness) -> int:
-    return harness.swap.stats().host_hits if isinstance(harness, SwappingHarness) else 0
+    return harness.offload.stats().host_hits if isinstance(harness, OffloadingHarness) else 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import zmq
 from loraplex.engine.heartbeat import Heartbeat
 from loraplex.engine.protocol import AbortRequest
 from loraplex.engine.server import COMMAND_SECONDS, EngineServer
-from loraplex.engine.server_socket import Mailbox
+from loraplex.engine.server_socket import ServerSocket
 
 ABORTS, SECONDS_EACH = 300, 1e-3
 
@@ -37,23 +37,23 @@ class BusyEngine:
 
 def test_steps_go_on_between_very_many_aborts(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/socket"
-    mailbox, context = Mailbox(address), zmq.Context()
+    socket, context = ServerSocket(address), zmq.Context()
     client = context.socket(zmq.DEALER)
     client.connect(address)
     for number in range(ABORTS):
         client.send(msgspec.msgpack.encode(AbortRequest(f"{number}")))
     engine: Any = BusyEngine()
     reader, writer = os.pipe()
-    server = EngineServer(engine, mailbox, os.getppid(), Heartbeat(writer))
+    server = EngineServer(engine, socket, os.getppid(), Heartbeat(writer))
 
     deadline = time.monotonic() + 10
     while engine.done.count("abort") < ABORTS and time.monotonic() < deadline:
-        server._turn()
+        server._loop_once()
 
     runs = [len(list(run)) for kind, run in groupby(engine.done) if kind == "abort"]
     assert sum(runs) == ABORTS
     assert max(runs) <= COMMAND_SECONDS / SECONDS_EACH + 1
     client.close(linger=0)
     context.term()
-    mailbox.close()
+    socket.close()
     os.close(reader)

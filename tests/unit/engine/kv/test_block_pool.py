@@ -19,7 +19,7 @@ def pool_of(num_blocks: int) -> BlockPool:
 def remembered(pool: BlockPool, key: bytes, tokens: tuple[int, ...] = TOKENS) -> KVCacheBlock:
     """A block that is held and in the prefix index of group 0."""
     block = pool.allocate("tenant")
-    pool.remember(block, 0, key, tokens)
+    pool.index(block, 0, key, tokens)
     return block
 
 
@@ -42,7 +42,7 @@ def test_an_empty_pool_says_so() -> None:
 def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
     pool = pool_of(1)
     block = pool.allocate("tenant")
-    pool.share(block)
+    pool.retain(block)
 
     pool.release([block])
     free_after_one = pool.num_free
@@ -75,7 +75,7 @@ def test_a_free_block_can_be_found_and_held_again() -> None:
 
     found = pool.find(0, b"key", TOKENS)
     assert found is block
-    pool.share(found)
+    pool.retain(found)
 
     assert (block.ref_count, pool.num_free, pool.num_cached) == (1, 1, 0)
 
@@ -103,7 +103,7 @@ def test_use_makes_a_block_young_again() -> None:
     pool = pool_of(2)
     old, young = remembered(pool, b"old"), remembered(pool, b"young")
     pool.release([old, young])
-    pool.share(old)
+    pool.retain(old)
     pool.release([old])
 
     assert pool.allocate("tenant") is young
@@ -159,9 +159,9 @@ def lines_run(operation: str, num_blocks: int) -> int:
     run = {
         "allocate": lambda: pool.allocate("tenant"),
         "release": lambda: pool.release([held]),
-        "share": lambda: pool.share(blocks[5]),
+        "share": lambda: pool.retain(blocks[5]),
         "find": lambda: pool.find(0, b"7", TOKENS),
-        "remember": lambda: pool.remember(held, 0, b"new", TOKENS),
+        "remember": lambda: pool.index(held, 0, b"new", TOKENS),
     }[operation]
     return count_lines(run)
 
@@ -234,7 +234,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held))
-        self.pool.share(block)
+        self.pool.retain(block)
         self.held.append(block)
 
     @precondition(lambda self: self.held)
@@ -249,9 +249,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), key=st.sampled_from([b"a", b"b", b"c"]))
-    def remember(self, data: st.DataObject, key: bytes) -> None:
+    def index(self, data: st.DataObject, key: bytes) -> None:
         block = data.draw(st.sampled_from(self.held))
-        self.pool.remember(block, 0, key, (key[0],))
+        self.pool.index(block, 0, key, (key[0],))
         is_known = any(known == key for known, _ in self.content.values())
         if not is_known and block.block_id not in self.content:
             self.content[block.block_id] = (key, (key[0],))
@@ -262,7 +262,7 @@ class PoolMachine(RuleBasedStateMachine):
         expected = [i for i, (known, _) in self.content.items() if known == key]
         assert ([block.block_id] if block else []) == expected
         if block is not None:
-            self.pool.share(block)
+            self.pool.retain(block)
             self.held.append(block)
             if block.block_id in self.free:
                 self.free.remove(block.block_id)

@@ -21,7 +21,7 @@ def cache(pool: BlockPool, account: str, count: int) -> None:
     """Leaves `count` cached blocks of an account."""
     blocks = [pool.allocate(account) for _ in range(count)]
     for block in blocks:
-        pool.remember(block, 0, f"{account} {block.block_id}".encode(), (block.block_id,))
+        pool.index(block, 0, f"{account} {block.block_id}".encode(), (block.block_id,))
     pool.release(blocks)
 
 
@@ -30,9 +30,9 @@ def compute(pool: BlockPool, account: str, content: str) -> None:
     block = pool.find(0, content.encode(), (1,))
     if block is None:
         block = pool.allocate(account)
-        pool.remember(block, 0, content.encode(), (1,))
+        pool.index(block, 0, content.encode(), (1,))
     else:
-        pool.share(block)
+        pool.retain(block)
     pool.release([block])
 
 
@@ -135,7 +135,7 @@ def test_of_what_was_used_as_often_the_end_of_the_longer_prompt_stays() -> None:
     pool = BlockPool(3, CostAwareEviction(clock=FakeClock()), restore_cost=cost_per_token)
     for account, num_tokens in (("long", 20_000), ("short", 10)):
         block = pool.allocate(account)
-        pool.remember(block, 0, account.encode(), (1,))
+        pool.index(block, 0, account.encode(), (1,))
         pool.release([block], num_tokens=num_tokens)
 
     pool.allocate("other")
@@ -175,7 +175,7 @@ def test_blocks_above_a_lowered_ceiling_are_not_cached_when_they_are_released() 
     pool = pool_of(10)
     blocks = [pool.allocate("tenant") for _ in range(4)]
     for block in blocks:
-        pool.remember(block, 0, bytes([block.block_id]), (1,))
+        pool.index(block, 0, bytes([block.block_id]), (1,))
     pool.set_shares([TenantShare("tenant", ceiling=1)])
 
     pool.release(blocks)

@@ -35,7 +35,7 @@ class BudgetsMachine(RuleBasedStateMachine):
         self.needy = None
         if remembers:
             self.num_keys += 1
-            self.pool.remember(block, 0, str(self.num_keys).encode(), (self.num_keys,))
+            self.pool.index(block, 0, str(self.num_keys).encode(), (self.num_keys,))
         self.held.append((block, account))
         share = self.pool.budgets.of(account)
         assert share.ceiling is None or share.charged <= max(charged, share.ceiling)
@@ -50,14 +50,14 @@ class BudgetsMachine(RuleBasedStateMachine):
     @rule(data=st.data(), holder=ACCOUNTS)
     def share(self, data: st.DataObject, holder: str) -> None:
         block, _ = data.draw(st.sampled_from(self.held))
-        self.pool.share(block, holder)
+        self.pool.retain(block, holder)
         self.held.append((block, holder))
 
     @rule(account=ACCOUNTS)
     def take_a_cached_block_back(self, account: str) -> None:
         mine = [b for b in self.pool.blocks if b.account == account and not b.ref_count and b.key]
         if mine and self.pool.num_available(account):
-            self.pool.share(mine[0])
+            self.pool.retain(mine[0])
             self.held.append((mine[0], account))
 
     @precondition(lambda self: self.held)

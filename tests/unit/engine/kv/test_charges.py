@@ -1,12 +1,12 @@
 """Who pays for a block, whichever way it came to be in a sequence's table."""
 
 from support.engine.kv import FULL, admit, compute, kv_manager, run_through, sequence_of
+from support.engine.offloading import OffloadingHarness
 from support.engine.scheduling import Setup, generate_request
-from support.engine.swapping import SwappingHarness
 
-from loraplex.engine.kv.base_prompts import BasePrompt
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.pinned_prompts import PinnedPrompt
 from loraplex.engine.protocol import BasePromptRef, TenantShare
 from loraplex.engine.sequence import Sequence
 
@@ -20,7 +20,7 @@ def sequence_for(account: str, token_ids: list[int]) -> Sequence:
     return sequence
 
 
-def publish(kv: KVCacheManager) -> BasePrompt:
+def publish(kv: KVCacheManager) -> PinnedPrompt:
     """Announces a base prompt that is not computed yet."""
     ref = BasePromptRef(prompt_id="prompt", version=1)
     return kv.prompts.add(ref, sequence_for(OPERATOR, PROMPT))
@@ -85,7 +85,7 @@ def test_a_base_prompt_that_a_tenant_computed_first_is_paid_for_by_the_operator_
 
 
 def test_a_block_that_comes_back_from_below_is_paid_for_by_whoever_needs_it() -> None:
-    harness = SwappingHarness()
+    harness = OffloadingHarness()
     for name in ("before", "now"):
         harness.flush_device()
         harness.add(generate_request(name, [*PROMPT, *REST], max_tokens=3, ignore_eos=True))
@@ -99,7 +99,7 @@ def test_a_block_that_comes_back_from_below_is_paid_for_by_whoever_needs_it() ->
 
 
 def test_blocks_that_come_back_from_below_need_room_as_new_ones_do() -> None:
-    harness = SwappingHarness(Setup(num_blocks=20, groups=FULL))
+    harness = OffloadingHarness(Setup(num_blocks=20, groups=FULL))
     prompts = {"first": [5] * 24, "second": [6] * 24}
     for name, prompt in prompts.items():
         harness.add(generate_request(f"{name} before", prompt, tenant="capped", max_tokens=2))

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.engine.kv import FULL_AND_SLIDING, admit, kv_manager, sequence_of
 from support.engine.shadow_cache import PROMPT, ShadowCache
 
-from loraplex.engine.kv.base_prompts import BasePrompt
+from loraplex.engine.kv.pinned_prompts import PinnedPrompt
 from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.sequence import Output, Sequence
 
@@ -80,7 +80,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.kv.prompts.remove(prompt)
         self.kv.free(prompt.sequence)
 
-    def settled_prompts(self) -> list[BasePrompt]:
+    def settled_prompts(self) -> list[PinnedPrompt]:
         return [p for p in self.kv.prompts if p.sequence not in self.sequences]
 
     @precondition(lambda self: self.sequences)
@@ -110,7 +110,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.nothing_is_held_behind_the_window(sequence)
         self.shadow.write(sequence, num_tokens)
         sequence.num_computed_tokens += num_tokens
-        self.kv.remember_computed(sequence)
+        self.kv.index_computed(sequence)
         if sequence.output is Output.KEEP and sequence.num_uncomputed_tokens == 0:
             self.sequences.remove(sequence)
             self.kv.pin(self.prompt_of(sequence))
@@ -121,7 +121,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.kv.free(sequence)
         self.sequences.remove(sequence)
 
-    def prompt_of(self, sequence: Sequence) -> BasePrompt:
+    def prompt_of(self, sequence: Sequence) -> PinnedPrompt:
         return next(prompt for prompt in self.kv.prompts if prompt.sequence is sequence)
 
     def nothing_is_held_behind_the_window(self, sequence: Sequence) -> None:
@@ -161,9 +161,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         used: dict[int, int] = {}
         prompts = [prompt.sequence for prompt in self.settled_prompts()]
         for sequence in [*self.sequences, *prompts]:
-            written_from = self.kv.written_from(sequence).tolist()
+            first_writable = self.kv.first_writable(sequence).tolist()
             for row, written in zip(
-                self.kv.block_ids(sequence).tolist(), written_from, strict=True
+                self.kv.block_ids(sequence).tolist(), first_writable, strict=True
             ):
                 for index, block in enumerate(row):
                     end = max(written, sequence.num_computed_tokens)

@@ -24,7 +24,7 @@ def seen_by_next(window: int | None, num_tokens: int) -> range:
 def test_a_block_has_passed_where_the_next_query_sees_none_of_its_tokens(
     window: int | None, num_tokens: int, block_size: int
 ) -> None:
-    passed = attention_state(window).num_passed(num_tokens, block_size)
+    passed = attention_state(window).num_skipped(num_tokens, block_size)
 
     start = seen_by_next(window, num_tokens).start
     assert passed * block_size <= start

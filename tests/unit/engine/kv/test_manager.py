@@ -98,7 +98,7 @@ def test_forked_children_diverge_without_touching_each_other(
             assert kv.allocate_slots(sequence, 1)
             shadow.write(sequence, 1)
             sequence.num_computed_tokens += 1
-            kv.remember_computed(sequence)
+            kv.index_computed(sequence)
         for sequence in family:
             shadow.check(sequence)
     kv.check_integrity()

@@ -39,7 +39,7 @@ def test_the_payer_is_charged_and_who_only_looks_on_is_not() -> None:
     pool = BlockPool(5, metering=Metering(clock))
     block = pool.allocate("payer")
     clock.now += 1.0
-    pool.share(block, "guest")
+    pool.retain(block, "guest")
     clock.now += 2.0
     pool.release([block], "guest")
     clock.now += 4.0
@@ -57,7 +57,7 @@ def test_a_cached_block_is_metered_apart() -> None:
     clock = FakeClock()
     pool = BlockPool(5, metering=Metering(clock))
     block = pool.allocate("tenant")
-    pool.remember(block, 0, b"key", (1,))
+    pool.index(block, 0, b"key", (1,))
     pool.release([block])
     clock.now += 3.0
 
@@ -70,7 +70,7 @@ def test_a_shared_block_that_changes_its_payer_is_metered_for_the_new_one() -> N
     clock = FakeClock()
     pool = BlockPool(5, metering=Metering(clock))
     block = pool.allocate("old")
-    pool.share(block, "guest")
+    pool.retain(block, "guest")
     clock.now += 1.0
     pool.recharge(block, "new")
     clock.now += 2.0
@@ -87,8 +87,8 @@ def test_nothing_that_is_metered_ever_falls() -> None:
     meter, readings = pool.metering.of("host"), []
     block, other = pool.allocate("host"), pool.allocate("other")
     steps = [
-        lambda: pool.share(other, "host"),
-        lambda: pool.share(block, "guest"),
+        lambda: pool.retain(other, "host"),
+        lambda: pool.retain(block, "guest"),
         lambda: pool.release([other], "host"),
         lambda: pool.release([block], "host"),
         lambda: pool.recharge(other, "host"),

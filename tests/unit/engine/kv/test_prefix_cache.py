@@ -200,7 +200,7 @@ def test_groups_below_an_adapters_frontier_share_what_is_computed_all_the_same()
 
     lower, upper = kv.block_ids(adapted)[:, :4] == kv.block_ids(base)[:, :4]
     assert (lower.tolist(), upper.tolist()) == ([True, True, True, False], [False] * 4)
-    assert kv.written_from(adapted).tolist() == [12, 0]
+    assert kv.first_writable(adapted).tolist() == [12, 0]
     assert kv.num_copied_blocks == 0
 
 
@@ -254,6 +254,6 @@ def forget(pool: BlockPool, block_id: int) -> None:
     """Hands out just this cached block and takes it back blank."""
     others = [b for b in pool.blocks[1:] if b.ref_count == 0 and b.key and b.block_id != block_id]
     for block in others:
-        pool.share(block)
+        pool.retain(block)
     blank = [pool.allocate("tenant") for _ in range(pool.num_free)]
     pool.release([*blank, *others])

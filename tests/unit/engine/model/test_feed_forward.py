@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from loraplex.adapters.layers import FusedLinear, FusedMember, LoRAContext, LoRALinear
-from loraplex.engine.model.feed_forward import GatedFeedForward, swap_feed_forward
+from loraplex.engine.model.feed_forward import GatedFeedForward, replace_feed_forward
 from loraplex.kernels.dispatch import choose_kernels
 from loraplex.kernels.lora.batch import LoRABatch
 from loraplex.kernels.lora.operands import LoRAOperand, LoRASlice
@@ -58,7 +58,7 @@ def test_a_known_activation_is_replaced_and_gives_the_same(
     x = torch.randn(2, 5, 24)
     want = model(x)
 
-    swap_feed_forward(model, KERNELS)
+    replace_feed_forward(model, KERNELS)
 
     assert isinstance(model[0], GatedFeedForward)
     torch.testing.assert_close(model(x), want)
@@ -68,7 +68,7 @@ def test_a_known_activation_is_replaced_and_gives_the_same(
 def test_another_activation_stays(context: LoRAContext) -> None:
     model = nn.Sequential(FeedForward(functional.gelu, context))
 
-    swap_feed_forward(model, KERNELS)
+    replace_feed_forward(model, KERNELS)
 
     assert isinstance(model[0], FeedForward)
 
@@ -90,7 +90,7 @@ class WithRoute(FeedForward):
 def test_a_layer_of_another_signature_stays(kind: type[FeedForward], context: LoRAContext) -> None:
     model = nn.Sequential(kind(functional.silu, context))
 
-    swap_feed_forward(model, KERNELS)
+    replace_feed_forward(model, KERNELS)
 
     assert type(model[0]) is kind
 
@@ -106,7 +106,7 @@ def test_adapters_act_in_a_replaced_layer(context: LoRAContext) -> None:
     want = model(x)
     context.hidden = None
 
-    swap_feed_forward(model, KERNELS)
+    replace_feed_forward(model, KERNELS)
 
     torch.testing.assert_close(model(x), base)
     context.hidden = LoRABatch.build([0, -1, 0], CPU)

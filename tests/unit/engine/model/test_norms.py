@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loraplex.engine.model.norms import RMSNorm, swap_norms
+from loraplex.engine.model.norms import RMSNorm, replace_norms
 from loraplex.kernels.dispatch import NAIVE, choose_kernels
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -61,7 +61,7 @@ def test_a_known_form_is_replaced_and_gives_the_same(kind: type[_Base], dtype: t
     x = torch.randn(2, 7, 40).to(dtype)
     want = model(x)
 
-    swap_norms(model, choose_kernels("auto", torch.device("cpu"), dtype))
+    replace_norms(model, choose_kernels("auto", torch.device("cpu"), dtype))
 
     assert isinstance(model[0], RMSNorm)
     rtol = 1e-5 if dtype == torch.float32 else 2**-6
@@ -83,7 +83,7 @@ class PairRMSNorm(_Base):
 def test_a_norm_that_computes_something_else_stays(kind: type[nn.Module]) -> None:
     model = nn.Sequential(kind())
 
-    swap_norms(model, NAIVE)
+    replace_norms(model, NAIVE)
 
     assert type(model[0]) is kind
 
@@ -93,6 +93,6 @@ def test_the_weight_stays_the_models_own() -> None:
     model = nn.Sequential(norm)
 
     with torch.inference_mode():
-        swap_norms(model, NAIVE)
+        replace_norms(model, NAIVE)
 
     assert list(model.parameters()) == [norm.weight]

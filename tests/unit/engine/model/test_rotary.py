@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loraplex.engine.model.rotary import swap_rotary
+from loraplex.engine.model.rotary import replace_rotary
 from loraplex.kernels.dispatch import NAIVE
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -72,7 +72,7 @@ def heads(dtype: torch.dtype, dim: int = 8) -> tuple[Tensor, Tensor, Tensor, Ten
 def test_a_rotation_of_halves_becomes_ours(kind: type[nn.Module], dtype: torch.dtype) -> None:
     module, ours = kind(), CountingKernels()
     want = module(*heads(dtype))
-    swap_rotary([module], dtype, ours.kernels)
+    replace_rotary([module], dtype, ours.kernels)
 
     got = module(*heads(dtype))
 
@@ -82,7 +82,7 @@ def test_a_rotation_of_halves_becomes_ours(kind: type[nn.Module], dtype: torch.d
 
 def test_a_decorator_keeps_its_effect() -> None:
     module, ours = DecoratedAttention(), CountingKernels()
-    swap_rotary([module], torch.float32, ours.kernels)
+    replace_rotary([module], torch.float32, ours.kernels)
 
     doubled, _ = module(*heads(torch.float32), scale=2.0)
 
@@ -92,7 +92,7 @@ def test_a_decorator_keeps_its_effect() -> None:
 
 def test_other_modules_of_the_class_rotate_as_before() -> None:
     ours = CountingKernels()
-    swap_rotary([Attention()], torch.float32, ours.kernels)
+    replace_rotary([Attention()], torch.float32, ours.kernels)
 
     Attention()(*heads(torch.float32))
 
@@ -101,7 +101,7 @@ def test_other_modules_of_the_class_rotate_as_before() -> None:
 
 def test_heads_of_another_dtype_are_rotated_as_before() -> None:
     module, ours = Attention(), CountingKernels()
-    swap_rotary([module], torch.bfloat16, ours.kernels)
+    replace_rotary([module], torch.bfloat16, ours.kernels)
 
     module(*heads(torch.float32))
 
@@ -111,7 +111,7 @@ def test_heads_of_another_dtype_are_rotated_as_before() -> None:
 def test_a_module_that_does_not_rotate_stays_as_it_is() -> None:
     module = Unrotated()
 
-    swap_rotary([module], torch.float32, NAIVE)
+    replace_rotary([module], torch.float32, NAIVE)
 
     assert "forward" not in vars(module)
 
@@ -125,7 +125,7 @@ def test_a_rotation_of_neighbours_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(globals(), "apply_rotary_pos_emb", neighbours)
     module = Attention()
 
-    swap_rotary([module], torch.float32, NAIVE)
+    replace_rotary([module], torch.float32, NAIVE)
 
     assert "forward" not in vars(module)
 
@@ -149,6 +149,6 @@ def test_a_rotation_of_another_signature_stays_as_it_is(
     monkeypatch.setitem(globals(), "apply_rotary_pos_emb", rotation)
     module = Attention()
 
-    swap_rotary([module], torch.float32, NAIVE)
+    replace_rotary([module], torch.float32, NAIVE)
 
     assert "forward" not in vars(module)

@@ -9,7 +9,7 @@ from support.engine.scheduling import SchedulerHarness, Setup, generate_request
 from support.models.word_tokenizer import EOS
 
 from loraplex.engine.protocol import GenerateRequest
-from loraplex.engine.scheduling.adapter_slots import AdapterGate
+from loraplex.engine.scheduling.adapter_slots import AdapterSlots
 from loraplex.engine.sequence import Sequence
 
 MAX_WAIT = 2.0
@@ -28,24 +28,24 @@ def user_of(adapter: str | None) -> Sequence:
 
 
 class Entrance:
-    """A gate with its slots, its clock and the sequences that passed it."""
+    """A adapter_slots with its slots, its clock and the sequences that passed it."""
 
     def __init__(self, num_slots: int = 1, **slots: Any) -> None:
         self.clock = Clock()
         self.slots = NamedSlots(num_slots, **slots)
-        self.gate = AdapterGate(self.slots, MAX_WAIT, self.clock)
+        self.adapter_slots = AdapterSlots(self.slots, MAX_WAIT, self.clock)
         self.running: list[Sequence] = []
 
     def open(self, adapter: str | None) -> Sequence | None:
         sequence = user_of(adapter)
-        if not self.gate.open(sequence, self.running):
+        if not self.adapter_slots.open(sequence, self.running):
             return None
         self.running.append(sequence)
         return sequence
 
     def close(self, sequence: Sequence | None) -> None:
         assert sequence is not None
-        self.gate.close(sequence)
+        self.adapter_slots.close(sequence)
         self.running.remove(sequence)
 
 
@@ -93,7 +93,7 @@ def test_a_forked_sequence_holds_the_slot_too() -> None:
     parent = entrance.open("a")
     assert parent is not None
     child = parent.fork(1)
-    entrance.gate.share(parent, child)
+    entrance.adapter_slots.retain_slot(parent, child)
 
     entrance.close(parent)
 
@@ -107,8 +107,8 @@ def test_closing_twice_gives_back_once() -> None:
     entrance.open("a")
     assert sequence is not None
 
-    entrance.gate.close(sequence)
-    entrance.gate.close(sequence)
+    entrance.adapter_slots.close(sequence)
+    entrance.adapter_slots.close(sequence)
 
     assert entrance.slots.pool.num_references == 1
 
@@ -149,7 +149,7 @@ def test_a_drain_ends_when_nobody_waits_for_it_any_more() -> None:
     entrance.clock.now = MAX_WAIT
     entrance.open("cold")
 
-    entrance.gate.forget_absent([adapter_ref("hot")])
+    entrance.adapter_slots.forget_absent([adapter_ref("hot")])
 
     assert entrance.open("hot") is not None
 
@@ -158,7 +158,7 @@ def test_a_wait_that_was_given_up_does_not_count_later() -> None:
     entrance = Entrance()
     entrance.open("hot")
     entrance.open("cold")
-    entrance.gate.forget_absent([])
+    entrance.adapter_slots.forget_absent([])
     entrance.clock.now = MAX_WAIT
 
     entrance.open("cold")
@@ -213,7 +213,7 @@ def test_a_slot_is_drained_of_everyone_who_uses_its_content() -> None:
     twin = sequence_of([1], adapter="hot")
     twin.adapter = adapter_ref("hot", tenant="another")
 
-    assert not entrance.gate.open(twin, entrance.running)
+    assert not entrance.adapter_slots.open(twin, entrance.running)
 
 
 def stream_request(number: int, adapter: str | None) -> GenerateRequest:

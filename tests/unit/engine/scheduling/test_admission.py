@@ -51,7 +51,7 @@ def test_admission_asks_the_kv_manager_twice_plan_and_commit() -> None:
     made.scheduler.schedule()
 
     assert is_running(sequence)
-    reads_of_the_step = {"block_ids": 1, "written_from": 1}
+    reads_of_the_step = {"block_ids": 1, "first_writable": 1}
     admission = Counter(calls) - Counter(in_every_step) - Counter(reads_of_the_step)
     assert admission == {"plan": 1, "commit": 1}
 

@@ -3,8 +3,8 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.engine.offloading import OffloadingHarness
 from support.engine.scheduling import Answer, SchedulerHarness, Setup, generate_request, undisturbed
-from support.engine.swapping import SwappingHarness
 
 from loraplex.engine.protocol import GenerateRequest
 
@@ -99,12 +99,12 @@ SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_cou
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
-class SwappingMachine(SchedulerMachine):
+class OffloadingMachine(SchedulerMachine):
     """The same above a host tier that is short of memory, too."""
 
     def make_harness(self) -> SchedulerHarness:
-        return SwappingHarness(TIGHT, num_host_slots=9)
+        return OffloadingHarness(TIGHT, num_host_slots=9)
 
 
-SwappingMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
-TestSwappingMachine = SwappingMachine.TestCase
+OffloadingMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
+TestOffloadingMachine = OffloadingMachine.TestCase

@@ -56,7 +56,7 @@ def test_a_token_is_written_into_its_block_of_each_group() -> None:
 def test_what_a_group_holds_already_is_not_written() -> None:
     kv = manager()
     sequence = admitted(kv, 3, 8)
-    kv.written_from(sequence)[:] = [0, 3, 8]
+    kv.first_writable(sequence)[:] = [0, 3, 8]
 
     step = flatten([part(kv, sequence, 8)], kv)
 

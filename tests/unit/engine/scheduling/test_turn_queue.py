@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine.kv import sequence_of
 
-from loraplex.engine.scheduling.queues import TurnQueue, WaitingQueue, line_of
+from loraplex.engine.scheduling.queues import TurnQueue, WaitingQueue, queue_key
 from loraplex.engine.sequence import Sequence
 
 
@@ -21,13 +21,13 @@ SEQUENCES = st.lists(
 
 
 @given(sequences=SEQUENCES, running=SEQUENCES, begins=st.lists(st.booleans(), min_size=12))
-def test_turns_go_by_rank_whether_those_before_begin_or_not(
+def test_turns_go_in_order_whether_those_before_begin_or_not(
     sequences: list[Sequence], running: list[Sequence], begins: list[bool]
 ) -> None:
     waiting = WaitingQueue()
     for item in reversed(sequences):
         waiting.add(item)
-    queue = TurnQueue(running, waiting.lines.values(), lambda head: True)
+    queue = TurnQueue(running, waiting.queues.values(), lambda head: True)
 
     turns = []
     while (head := queue.head()) is not None:
@@ -36,7 +36,7 @@ def test_turns_go_by_rank_whether_those_before_begin_or_not(
             waiting.remove(head)
         queue.advance(head)
 
-    assert turns == [*sorted(running, key=rank), *sorted(sequences, key=rank)]
+    assert turns == [*sorted(running, key=order), *sorted(sequences, key=order)]
 
 
 def test_a_line_has_gone_where_its_head_may_not_begin() -> None:
@@ -45,7 +45,7 @@ def test_a_line_has_gone_where_its_head_may_not_begin() -> None:
     for item in (first, second, behind):
         waiting.add(item)
 
-    queue = TurnQueue([], waiting.lines.values(), lambda head: head.adapter != first.adapter)
+    queue = TurnQueue([], waiting.queues.values(), lambda head: head.adapter != first.adapter)
 
     assert queue.head() is second
     queue.advance(second)
@@ -55,15 +55,15 @@ def test_a_line_has_gone_where_its_head_may_not_begin() -> None:
 def test_a_queue_has_no_empty_lines() -> None:
     waiting, alone = WaitingQueue(), sequence("a")
     waiting.add(alone)
-    assert list(waiting.lines) == [line_of(alone)]
+    assert list(waiting.queues) == [queue_key(alone)]
 
     waiting.remove(alone)
 
     assert not waiting
-    assert not waiting.lines
+    assert not waiting.queues
     with pytest.raises(ValueError, match="not in list"):
         waiting.remove(alone)
 
 
-def rank(item: Sequence) -> tuple[int, int]:
-    return item.rank
+def order(item: Sequence) -> tuple[int, int]:
+    return item.order

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from loraplex.engine.kv.block_pool import BlockPool
-from loraplex.engine.worker import prefault as memory_warmth
+from loraplex.engine.worker import prefault as module
 from loraplex.engine.worker.kv_cache import BlockStorage
-from loraplex.engine.worker.prefault import MemoryWarmth
+from loraplex.engine.worker.prefault import Prefault
 from loraplex.kernels.dispatch import NAIVE
 
 NUM_BLOCKS = 100
@@ -16,8 +16,8 @@ NUM_BLOCKS = 100
 def storage(monkeypatch: pytest.MonkeyPatch) -> BlockStorage:
     """Pieces have 10 blocks, and 30 are to be warm behind the last one that was used."""
     storage = BlockStorage([torch.ones(NUM_BLOCKS, 64), torch.ones(NUM_BLOCKS, 32)], NAIVE)
-    monkeypatch.setattr(memory_warmth, "PIECE", 10 * storage.bytes_per_block)
-    monkeypatch.setattr(memory_warmth, "AHEAD", 30 * storage.bytes_per_block)
+    monkeypatch.setattr(module, "PIECE", 10 * storage.bytes_per_block)
+    monkeypatch.setattr(module, "AHEAD", 30 * storage.bytes_per_block)
     return storage
 
 
@@ -25,25 +25,25 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> BlockStorage:
 def warmed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blocks each call warmed, told by the first tensor's pieces."""
     calls: list[int] = []
-    populate = memory_warmth.populate
+    populate = module.populate
 
     def note(tensor: torch.Tensor) -> None:
         populate(tensor)
         if tensor.shape[1] == 64:
             calls.append(len(tensor))
 
-    monkeypatch.setattr(memory_warmth, "populate", note)
+    monkeypatch.setattr(module, "populate", note)
     return calls
 
 
 def test_it_stays_ahead_of_use_by_a_fixed_amount(storage: BlockStorage, warmed: list[int]) -> None:
     pool = BlockPool(NUM_BLOCKS)
-    warmth = MemoryWarmth(storage, pool)
-    while warmth.prepare():
+    prefault = Prefault(storage, pool)
+    while prefault.prepare():
         pass
     for _ in range(7):
         pool.allocate("tenant")
-    while warmth.prepare():
+    while prefault.prepare():
         pass
 
     assert warmed == [10, 10, 10, 7]
@@ -53,16 +53,16 @@ def test_it_ends_with_the_last_block(storage: BlockStorage, warmed: list[int]) -
     pool = BlockPool(NUM_BLOCKS)
     for _ in range(NUM_BLOCKS - 1):
         pool.allocate("tenant")
-    warmth = MemoryWarmth(storage, pool)
-    while warmth.prepare():
+    prefault = Prefault(storage, pool)
+    while prefault.prepare():
         pass
 
     assert sum(warmed) == NUM_BLOCKS
 
 
 def test_what_is_in_a_block_stays(storage: BlockStorage, warmed: list[int]) -> None:
-    warmth = MemoryWarmth(storage, BlockPool(NUM_BLOCKS))
-    while warmth.prepare():
+    prefault = Prefault(storage, BlockPool(NUM_BLOCKS))
+    while prefault.prepare():
         pass
 
     assert warmed

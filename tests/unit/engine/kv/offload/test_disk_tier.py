@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.engine.swap import IDENTITY, Clock, key_of, read, record_of, reopen
+from support.engine.offload import IDENTITY, Clock, key_of, read, record_of, reopen
 
 from loraplex.engine.kv.offload import disk_tier
 from loraplex.engine.kv.offload.disk_folder import DiskFolder
@@ -27,7 +27,7 @@ ACCOUNT = "tenant"
 
 @pytest.fixture
 def tier(tmp_path: Path) -> DiskTier:
-    return DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+    return DiskTier(tmp_path / "offload", PLENTY, IDENTITY)
 
 
 def put(tier: DiskTier, *numbers: int, account: str = ACCOUNT) -> None:
@@ -58,7 +58,7 @@ def test_many_blocks_share_a_file(tier: DiskTier, tmp_path: Path) -> None:
 def test_a_restart_finds_what_was_written(tier: DiskTier, tmp_path: Path) -> None:
     put(tier, 1, 2)
 
-    restarted = reopen(tier, tmp_path / "swap", PLENTY)
+    restarted = reopen(tier, tmp_path / "offload", PLENTY)
 
     assert read(restarted, [1, 2]) == [record_of(1), record_of(2)]
     assert restarted.usage.keys() == {ACCOUNT}
@@ -69,19 +69,19 @@ def test_blocks_of_another_model_are_deleted_at_the_start(tier: DiskTier, tmp_pa
     tier.close()
 
     other = DiskTier(
-        tmp_path / "swap", PLENTY, msgspec.structs.replace(IDENTITY, model_revision="2")
+        tmp_path / "offload", PLENTY, msgspec.structs.replace(IDENTITY, model_revision="2")
     )
 
     assert (key_of(1) in other, files(tmp_path)) == (False, [])
 
 
 def test_what_a_crash_left_half_written_is_deleted_at_the_start(tmp_path: Path) -> None:
-    folder = tmp_path / "swap" / "0"
+    folder = tmp_path / "offload" / "0"
     folder.mkdir(parents=True)
     (folder / "000000000001.tmp").write_bytes(b"half")
     (folder / "000000000002.kv").write_bytes(b"")
 
-    DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+    DiskTier(tmp_path / "offload", PLENTY, IDENTITY)
 
     assert [path.name for path in folder.iterdir()] == ["lock"]
 
@@ -89,7 +89,7 @@ def test_what_a_crash_left_half_written_is_deleted_at_the_start(tmp_path: Path) 
 def test_two_engines_on_one_folder_do_not_meet(tier: DiskTier, tmp_path: Path) -> None:
     put(tier, 1)
 
-    other = DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+    other = DiskTier(tmp_path / "offload", PLENTY, IDENTITY)
     put(other, 2)
 
     assert (key_of(1) in other, key_of(2) in tier) == (False, False)
@@ -99,7 +99,7 @@ def test_two_engines_on_one_folder_do_not_meet(tier: DiskTier, tmp_path: Path) -
 def test_the_folder_is_closed_to_others(tier: DiskTier, tmp_path: Path) -> None:
     put(tier, 1)
 
-    modes = {p.stat().st_mode & 0o777 for p in [tmp_path / "swap", tmp_path / "swap" / "0"]}
+    modes = {p.stat().st_mode & 0o777 for p in [tmp_path / "offload", tmp_path / "offload" / "0"]}
 
     assert modes == {0o700}
 
@@ -126,7 +126,7 @@ def test_a_file_that_was_deleted_is_a_miss(tier: DiskTier, tmp_path: Path) -> No
 
 
 def test_the_file_used_longest_ago_leaves_first(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "swap", 3 * 600, IDENTITY)
+    tier = DiskTier(tmp_path / "offload", 3 * 600, IDENTITY)
     for number in (1, 2, 3):
         put(tier, number)
     read(tier, [1])
@@ -148,7 +148,7 @@ def test_the_files_never_exceed_the_limit_while_a_storm_is_written(
 
     monkeypatch.setattr(disk_tier, "write_segment", write)
     monkeypatch.setattr(disk_tier, "SEGMENT_BYTES", 3 * record_bytes(IDENTITY))
-    tier = DiskTier(tmp_path / "swap", limit, IDENTITY)
+    tier = DiskTier(tmp_path / "offload", limit, IDENTITY)
     for number in count():
         tier.put("abc"[number % 3], record_of(number))
         tier.collect()
@@ -161,7 +161,7 @@ def test_the_files_never_exceed_the_limit_while_a_storm_is_written(
 
 def test_a_file_that_cannot_be_deleted_turns_the_tier_off(tmp_path: Path) -> None:
     """Or it would stay, and no longer be counted."""
-    tier = DiskTier(tmp_path / "swap", 2 * 500, IDENTITY)
+    tier = DiskTier(tmp_path / "offload", 2 * 500, IDENTITY)
     put(tier, 1)
     (file,) = files(tmp_path)
     file.unlink()
@@ -175,13 +175,13 @@ def test_a_file_that_cannot_be_deleted_turns_the_tier_off(tmp_path: Path) -> Non
 
 
 def test_what_engines_that_are_gone_left_behind_is_taken_over(tmp_path: Path) -> None:
-    engines = [DiskTier(tmp_path / "swap", PLENTY, IDENTITY) for _ in range(3)]
+    engines = [DiskTier(tmp_path / "offload", PLENTY, IDENTITY) for _ in range(3)]
     for number, engine in enumerate(engines):
         put(engine, number)
     for gone in engines[:2]:
         gone.close()
 
-    restarted = DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+    restarted = DiskTier(tmp_path / "offload", PLENTY, IDENTITY)
 
     assert read(restarted, [0, 1]) == [record_of(0), record_of(1)]
     assert [path.parent.name for path in files(tmp_path)] == ["0", "0", "2"]
@@ -192,7 +192,7 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_nothing_that_is_wrong(
     tmp_path: Path,
 ) -> None:
     endless = (
-        "import itertools, sys; from pathlib import Path; from support.engine.swap import *\n"
+        "import itertools, sys; from pathlib import Path; from support.engine.offload import *\n"
         "tier = DiskTier(Path(sys.argv[1]), 1 << 20, IDENTITY)\n"
         "for number in itertools.count():\n"
         "    tier.put('tenant', record_of(number)); tier.flush()\n"
@@ -215,7 +215,7 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_nothing_that_is_wrong(
 
 
 def test_a_full_disk_turns_the_tier_off_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+    tier = DiskTier(tmp_path / "offload", PLENTY, IDENTITY)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
     try:
@@ -225,12 +225,12 @@ def test_a_full_disk_turns_the_tier_off_and_leaves_no_half_of_a_file(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     assert (tier.is_on, key_of(1) in tier) == (False, False)
-    names = sorted(path.name for path in (tmp_path / "swap" / "0").iterdir())
+    names = sorted(path.name for path in (tmp_path / "offload" / "0").iterdir())
     assert names == ["000000000001.kv", "lock"]
 
 
 def test_a_tenant_that_floods_the_disk_leaves_another_its_blocks(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path / "swap", 10_000, IDENTITY)
+    tier = DiskTier(tmp_path / "offload", 10_000, IDENTITY)
     put(tier, 1, 2, 3, account="quiet")
 
     for number in range(100, 200):
@@ -249,7 +249,7 @@ def test_too_much_at_once_is_not_taken(tier: DiskTier, monkeypatch: pytest.Monke
 
 def test_little_is_written_too_when_it_has_waited(tmp_path: Path) -> None:
     clock = Clock()
-    tier = DiskTier(tmp_path / "swap", PLENTY, IDENTITY, clock)
+    tier = DiskTier(tmp_path / "offload", PLENTY, IDENTITY, clock)
     tier.put(ACCOUNT, record_of(1))
 
     clock.now = disk_tier.MAX_AGE
@@ -262,10 +262,10 @@ def test_little_is_written_too_when_it_has_waited(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_used_turns_the_tier_off_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "swap").write_text("a file")
+    (tmp_path / "offload").write_text("a file")
 
     with caplog.at_level(logging.WARNING):
-        tier = DiskTier(tmp_path / "swap", PLENTY, IDENTITY)
+        tier = DiskTier(tmp_path / "offload", PLENTY, IDENTITY)
         taken = tier.put(ACCOUNT, record_of(1))
         tier.collect()
         tier.close()
@@ -277,7 +277,7 @@ def test_a_write_that_fails_turns_the_tier_off_with_one_warning(
     tier: DiskTier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tier, 1)
-    (tmp_path / "swap" / "0" / "000000000002.kv").mkdir()  # in the next file's way
+    (tmp_path / "offload" / "0" / "000000000002.kv").mkdir()  # in the next file's way
 
     tier.put(ACCOUNT, record_of(2))
     tier.put("other", record_of(3))
@@ -307,7 +307,7 @@ def test_the_books_balance_and_only_what_was_put_is_read(
     actions: list[tuple[str, int]],
     limit: int,
 ) -> None:
-    folder = tmp_path_factory.mktemp("swap")
+    folder = tmp_path_factory.mktemp("offload")
     clock = Clock()
     tier = DiskTier(folder, limit * 500, IDENTITY, clock)
     outcomes: Counter[str] = Counter()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.engine.swap import Clock
+from support.engine.offload import Clock
 
 from loraplex.engine.kv.offload.fair_lru import MAX_IDLE, FairLRU
 
@@ -117,15 +117,15 @@ class FairLRUMachine(RuleBasedStateMachine):
             self.held.discard(key)
 
     @rule(key=KEYS)
-    def hold(self, key: int) -> None:
+    def pin(self, key: int) -> None:
         if key in self.entries and key not in self.held:
             self.order.hold(key)
             self.held.add(key)
 
     @rule(key=KEYS)
-    def let_go(self, key: int) -> None:
+    def unpin(self, key: int) -> None:
         if key in self.held:
-            self.order.let_go(key)
+            self.order.unpin(key)
             self.held.remove(key)
             self.use(key)
 

@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.engine.swap import key_of, tokens_of
+from support.engine.offload import key_of, tokens_of
 
 from loraplex.engine.kv.offload.host_tier import HostTier
 from loraplex.engine.kv.tiers import HostBlock
@@ -50,10 +50,10 @@ def test_a_block_on_its_way_does_not_leave() -> None:
 def test_a_block_that_is_read_does_not_leave() -> None:
     tier = HostTier(1, lambda block: None)
     block = put(tier, 1)
-    tier.hold(block)
+    tier.pin(block)
 
     refused = tier.reserve(key_of(2), tokens_of(2), "a")
-    tier.let_go(block)
+    tier.unpin(block)
 
     assert refused is None
     assert tier.reserve(key_of(2), tokens_of(2), "a") is not None
@@ -95,16 +95,16 @@ class HostTierMachine(RuleBasedStateMachine):
             self.tier.arrive(block)
 
     @rule(number=NUMBERS)
-    def hold(self, number: int) -> None:
+    def pin(self, number: int) -> None:
         block = self.present.get(number)
         if block is not None and block.is_here:
-            self.tier.hold(block)
+            self.tier.pin(block)
 
     @rule(number=NUMBERS)
-    def let_go(self, number: int) -> None:
+    def unpin(self, number: int) -> None:
         block = self.present.get(number)
         if block is not None and block.num_holders:
-            self.tier.let_go(block)
+            self.tier.unpin(block)
 
     @invariant()
     def the_books_balance(self) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.engine.swap import IDENTITY, key_of, record_of
+from support.engine.offload import IDENTITY, key_of, record_of
 
 from loraplex.engine.kv.offload.segment import (
     BadSegment,

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from loraplex.engine.kv.offload.disk_tier import DiskTier
-from loraplex.engine.kv.offload.segment import Record, SwapIdentity
+from loraplex.engine.kv.offload.segment import OffloadIdentity, Record
 from loraplex.engine.kv.tiers import BlockKey
 
 BLOCK_SIZE = 4
-IDENTITY = SwapIdentity(
+IDENTITY = OffloadIdentity(
     kv_format="float32",
     model_revision="1",
     quantization="none",

@@ -5,7 +5,7 @@ come from one tier, which is emptied of all else first, or all is computed. The 
 tier are dropped from the system's cache before they are read. Also the rate at which a prompt's
 blocks are copied out and in.
 
-    python benchmarks/sharing/swap.py MODEL
+    python benchmarks/sharing/offload.py MODEL
 """
 
 import argparse
@@ -16,7 +16,7 @@ from statistics import median
 
 from driver import open_engine, parser, random_prompt, request, save, show
 
-from loraplex.engine.kv.offload.manager import SwapManager
+from loraplex.engine.kv.offload.manager import OffloadManager
 from loraplex.engine.llm_engine import LLMEngine
 from loraplex.engine.step import BlockMoves
 
@@ -34,8 +34,8 @@ def main() -> None:
     with open_engine(
         options,
         kv_cache_memory=(16 << 20) if options.quick else (1 << 30),
-        swap_memory=memory[0],
-        swap_disk=memory[1],
+        offload_memory=memory[0],
+        offload_disk=memory[1],
         max_model_len=None if options.quick else 4096,
     ) as engine:
         while engine.prepare():
@@ -47,7 +47,7 @@ def main() -> None:
         [[length, *map(as_text, times.values())] for length, times in figures.items()],
     )
     show(["copied", "GB/s"], [[name, f"{rate:.2f}"] for name, rate in rates.items()])
-    save(options, "swap", {"seconds_to_first_token": figures, "gigabytes_per_second": rates})
+    save(options, "offload", {"seconds_to_first_token": figures, "gigabytes_per_second": rates})
 
 
 def measure(engine: LLMEngine, length: int, options: argparse.Namespace) -> dict[str, float]:
@@ -135,9 +135,9 @@ def copy_rates(engine: LLMEngine, length: int) -> dict[str, float]:
     return rates
 
 
-def lower_tiers(engine: LLMEngine) -> SwapManager:
+def lower_tiers(engine: LLMEngine) -> OffloadManager:
     tiers = engine._scheduler.kv.tiers
-    assert isinstance(tiers, SwapManager)
+    assert isinstance(tiers, OffloadManager)
     return tiers
 
 

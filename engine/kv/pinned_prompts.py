@@ -1,4 +1,4 @@
-"""BasePrompts: prompts that an operator published, computed once and shared by all tenants."""
+"""PinnedPrompts: prompts that an operator published, computed once and shared by all tenants."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.sequence import Sequence
 
 
-class BasePrompt:
+class PinnedPrompt:
     """One immutable version of one prompt, and the sequence whose blocks hold it."""
 
     def __init__(self, ref: BasePromptRef, sequence: Sequence, keys: list[bytes]) -> None:
@@ -38,7 +38,7 @@ class BasePrompt:
         return tuple(token_ids[: self.num_tokens]) == self.token_ids
 
 
-class BasePrompts:
+class PinnedPrompts:
     """What is published, by name and by content.
 
     The keys of a prompt are known as soon as it is published, before its blocks are computed: who
@@ -48,32 +48,32 @@ class BasePrompts:
     def __init__(self, scope: BlockKeyScope, block_size: int) -> None:
         self._scope = scope
         self._block_size = block_size
-        self._prompts: dict[BasePromptRef, BasePrompt] = {}
+        self._prompts: dict[BasePromptRef, PinnedPrompt] = {}
         self._keys: Counter[bytes] = Counter()  # prompts that have a block
-        self._by_key_before_end: dict[bytes | None, list[BasePrompt]] = defaultdict(list)
+        self._by_key_before_end: dict[bytes | None, list[PinnedPrompt]] = defaultdict(list)
 
     def __contains__(self, key: object) -> bool:
         """Whether a key is that of a block of a published prompt."""
         return key in self._keys
 
-    def __iter__(self) -> Iterator[BasePrompt]:
+    def __iter__(self) -> Iterator[PinnedPrompt]:
         return iter(self._prompts.values())
 
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def get(self, ref: BasePromptRef) -> BasePrompt | None:
+    def get(self, ref: BasePromptRef) -> PinnedPrompt | None:
         return self._prompts.get(ref)
 
-    def add(self, ref: BasePromptRef, sequence: Sequence) -> BasePrompt:
+    def add(self, ref: BasePromptRef, sequence: Sequence) -> PinnedPrompt:
         """Publishes what `sequence` is going to compute; the name must be free."""
-        prompt = BasePrompt(ref, sequence, self._keys_of(sequence.token_ids))
+        prompt = PinnedPrompt(ref, sequence, self._keys_of(sequence.token_ids))
         self._prompts[ref] = prompt
         self._keys.update(prompt.keys)
         self._by_key_before_end[self._key_before_end(prompt)].append(prompt)
         return prompt
 
-    def remove(self, prompt: BasePrompt) -> None:
+    def remove(self, prompt: PinnedPrompt) -> None:
         del self._prompts[prompt.ref]
         self._keys -= Counter(prompt.keys)
         key = self._key_before_end(prompt)
@@ -81,14 +81,14 @@ class BasePrompts:
         if not self._by_key_before_end[key]:
             del self._by_key_before_end[key]
 
-    def beginning_of(self, token_ids: list[int]) -> BasePrompt | None:
+    def beginning_of(self, token_ids: list[int]) -> PinnedPrompt | None:
         """The longest prompt that the tokens begin with and that takes requests."""
         begun = [
             prompt for prompt in self if not prompt.is_retired and prompt.is_beginning_of(token_ids)
         ]
         return max(begun, key=lambda prompt: prompt.num_tokens, default=None)
 
-    def ending_behind(self, key: bytes | None) -> list[BasePrompt]:
+    def ending_behind(self, key: bytes | None) -> list[PinnedPrompt]:
         """Computed prompts whose last block is behind the one of this key; None: behind none."""
         return [prompt for prompt in self._by_key_before_end.get(key, ()) if prompt.end]
 
@@ -99,6 +99,6 @@ class BasePrompts:
             keys.append(self._scope.key(keys[-1] if keys else None, tokens, PUBLIC, BASE))
         return keys
 
-    def _key_before_end(self, prompt: BasePrompt) -> bytes | None:
+    def _key_before_end(self, prompt: PinnedPrompt) -> bytes | None:
         num_before = (prompt.num_tokens - 1) // self._block_size
         return prompt.keys[num_before - 1] if num_before else None

@@ -13,10 +13,10 @@ from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.metering import Metering
-from loraplex.engine.kv.offload.costs import SwapCosts
+from loraplex.engine.kv.offload.costs import OffloadCosts
 from loraplex.engine.kv.offload.disk_tier import DiskTier
-from loraplex.engine.kv.offload.manager import SwapManager
-from loraplex.engine.kv.offload.segment import SwapIdentity
+from loraplex.engine.kv.offload.manager import OffloadManager
+from loraplex.engine.kv.offload.segment import OffloadIdentity
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 from loraplex.engine.worker.host_arena import HostArena
 from loraplex.engine.worker.kv_cache import BlockStorage
@@ -24,8 +24,8 @@ from loraplex.engine.worker.transfers import HostTransfers
 from loraplex.kernels.dispatch import NAIVE
 
 
-class SwappingHarness(SchedulerHarness):
-    """Swaps whatever is evicted: nothing is measured, so each copy counts as worth it."""
+class OffloadingHarness(SchedulerHarness):
+    """Offloads whatever is evicted: nothing is measured, so each copy counts as worth it."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SwappingHarness(SchedulerHarness):
         device = BlockStorage([torch.from_numpy(cells)], NAIVE)
         arena = HostArena(num_host_slots, device.widths, torch.int64, pinned=False)
         self.transfers = HostTransfers(device, arena.storage)
-        identity = SwapIdentity(
+        identity = OffloadIdentity(
             kv_format="toy",
             model_revision="1",
             quantization="none",
@@ -52,27 +52,27 @@ class SwappingHarness(SchedulerHarness):
             block_size=size,
             block_bytes=device.bytes_per_block,
         )
-        self.swap = SwapManager(
+        self.offload = OffloadManager(
             self.transfers,
             arena,
-            SwapCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
+            OffloadCosts(self.recompute, device.bytes_per_block, size, copy_rate=1e9),
             metering,
             disk=None if folder is None else DiskTier(folder, disk_bytes, identity, clock),
             clock=clock,
         )
-        pool = BlockPool(setup.num_blocks + 1, metering=metering, on_evict=self.swap.keep)
+        pool = BlockPool(setup.num_blocks + 1, metering=metering, on_evict=self.offload.offload)
         layout = KVLayout(setup.groups, size, MAX_MODEL_LEN, setup.max_num_batched_tokens)
-        super().__init__(setup, kv=KVCacheManager(pool, layout, SCOPE, self.swap))
+        super().__init__(setup, kv=KVCacheManager(pool, layout, SCOPE, self.offload))
         assert isinstance(self.model, ToyModel)
-        self.model.swap(cells, self.transfers)
+        self.model.offload(cells, self.transfers)
 
     def close(self) -> None:
-        self.swap.close()
+        self.offload.close()
 
     def settle(self) -> None:
         """Lets what was evicted arrive below, as a step would."""
-        self.transfers.move(self.swap.take_moves())
-        self.swap.begin_step()
+        self.transfers.move(self.offload.take_moves())
+        self.offload.begin_step()
 
     def flush_device(self) -> None:
         """Evicts all that is cached on the device, and lets it arrive below."""
@@ -82,7 +82,7 @@ class SwappingHarness(SchedulerHarness):
 
     def flush_host(self) -> None:
         """Evicts what the usual tenant has in host memory, and lets it be written."""
-        tier, disk = self.swap.host, self.swap.disk
+        tier, disk = self.offload.host, self.offload.disk
         assert disk is not None
         fillers = [tier.reserve((9, bytes([i])), (), "tenant") for i in range(tier.num_slots)]
         for filler in fillers:

@@ -1,4 +1,4 @@
-"""Swapping: blocks leave for pinned host memory while their places are written over; and back."""
+"""Offloading: blocks leave for pinned host memory while their places are written over; and back."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from loraplex.engine.worker.transfers import CudaTransfers, HostTransfers
 from loraplex.kernels.dispatch import choose_kernels
 
 
-def swap(machine: Machine) -> Iterator[Case | Fact]:
+def offload(machine: Machine) -> Iterator[Case | Fact]:
     for dtype in FLOORS:
         yield _round_trip("odd", 13, [5, 12], 3, dtype, machine)
     if machine.interpreted:
@@ -73,7 +73,7 @@ def _rates(
             torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
         facts[f"gb_per_s_{name}"] = round(num_bytes / min(times) / 1e9, 2)
-    return Fact("swap rates", facts)
+    return Fact("offload rates", facts)
 
 
 def _transfers(rows: list[Tensor], num_slots: int, machine: Machine) -> Transfers:

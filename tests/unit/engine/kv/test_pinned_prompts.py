@@ -3,11 +3,11 @@
 import pytest
 from support.engine.kv import admit, compute, kv_manager, run_through, sequence_of
 
-from loraplex.engine.kv.base_prompts import BasePrompt
 from loraplex.engine.kv.budgets import OPERATOR
 from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.layer_state import FullAttention
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.pinned_prompts import PinnedPrompt
 from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.sequence import Sequence
 
@@ -16,14 +16,14 @@ TOKENS = list(range(1, 18))
 TWO_LAYERS = [KVGroup((0,), FullAttention()), KVGroup((1,), FullAttention())]
 
 
-def add(kv: KVCacheManager, length: int, version: int = 1) -> BasePrompt:
+def add(kv: KVCacheManager, length: int, version: int = 1) -> PinnedPrompt:
     """A prompt that is to be computed."""
     sequence = sequence_of(TOKENS[:length], namespace=OPERATOR)
     sequence.tenant = OPERATOR
     return kv.prompts.add(BasePromptRef(prompt_id="prompt", version=version), sequence)
 
 
-def publish(kv: KVCacheManager, length: int, version: int = 1) -> BasePrompt:
+def publish(kv: KVCacheManager, length: int, version: int = 1) -> PinnedPrompt:
     prompt = add(kv, length, version)
     admit(kv, prompt.sequence)
     compute(kv, prompt.sequence)

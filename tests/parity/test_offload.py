@@ -76,12 +76,12 @@ def serve(
     params=[("gemma3_text", "float32"), ("gemma3_text", "bfloat16"), ("llama", "float32")],
     ids=" ".join,
 )
-def swapping(
+def offloading(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """Blocks of one token: none is computed twice, so nothing can differ."""
     architecture, dtype = request.param
-    settings = {"dtype": dtype, "block_size": 1, "swap_memory": 4 << 20}
+    settings = {"dtype": dtype, "block_size": 1, "offload_memory": 4 << 20}
     yield from serve(tmp_path_factory, architecture, **settings)
 
 
@@ -134,28 +134,28 @@ def num_steps(choices: list[Choice]) -> int:
 
 
 @pytest.mark.parametrize("kind", ANY_STEP)
-def test_blocks_that_left_at_any_step_give_the_same_bits(swapping: Served, kind: str) -> None:
-    engine, options = swapping.engine, ended_by_a_stop_string(swapping, kind)
+def test_blocks_that_left_at_any_step_give_the_same_bits(offloading: Served, kind: str) -> None:
+    engine, options = offloading.engine, ended_by_a_stop_string(offloading, kind)
     alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
-    before = engine.stats().swap.in_bytes
+    before = engine.stats().offload.in_bytes
 
     for step in range(1, num_steps(alone)):
         item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
         assert interrupted(engine, item, lambda number, _, at=step: number == at) == alone
 
-    assert engine.stats().swap.in_bytes > before
+    assert engine.stats().offload.in_bytes > before
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_that_left_at_every_step_give_the_same_bits(swapping: Served, kind: str) -> None:
-    engine, options = swapping.engine, ended_by_a_stop_string(swapping, kind)
+def test_blocks_that_left_at_every_step_give_the_same_bits(offloading: Served, kind: str) -> None:
+    engine, options = offloading.engine, ended_by_a_stop_string(offloading, kind)
     alone = run(engine, [request(PROMPT, "r", namespace=next(NAMESPACES), **options)])["r"]
-    before = engine.stats().swap.in_bytes
+    before = engine.stats().offload.in_bytes
 
     item = request(PROMPT, "r", namespace=next(NAMESPACES), **options)
     assert interrupted(engine, item, at_every_step) == alone
 
-    assert engine.stats().swap.in_bytes > before
+    assert engine.stats().offload.in_bytes > before
 
 
 @pytest.mark.parametrize("kind", ANY_STEP)
@@ -184,10 +184,10 @@ def test_blocks_that_were_lost_at_every_step_are_computed_again(
         assert_alike(given, expected)
 
 
-def test_no_tier_gives_the_base_model_what_an_adapter_left(swapping: Served) -> None:
-    engine = swapping.engine
+def test_no_tier_gives_the_base_model_what_an_adapter_left(offloading: Served) -> None:
+    engine = offloading.engine
     cold = run(engine, [request(PROMPT, "cold", namespace="cold")])["cold"]
-    run(engine, [request(PROMPT, "adapted", namespace="shared", adapter=swapping.adapter)])
+    run(engine, [request(PROMPT, "adapted", namespace="shared", adapter=offloading.adapter)])
     flush_cache(engine._scheduler)
 
     base = run(engine, [request(PROMPT, "base", namespace="shared")])["base"]

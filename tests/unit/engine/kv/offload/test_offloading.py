@@ -1,13 +1,13 @@
-"""What was swapped out and in again cannot be told from what never left."""
+"""What was offloaded and fetched again cannot be told from what never left."""
 
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engine.offloading import OffloadingHarness
 from support.engine.preempting import flush_cache, preempt_all
 from support.engine.scheduling import Answer, SchedulerHarness, generate_request, undisturbed
-from support.engine.swapping import SwappingHarness
 
 from loraplex.engine.kv.offload import disk_tier
 from loraplex.engine.kv.offload.segment import Record
@@ -21,7 +21,7 @@ def answers(harness: SchedulerHarness, request_id: str, n: int = 1) -> list[Answ
 
 
 def test_what_is_fetched_counts_as_cached() -> None:
-    harness = SwappingHarness()
+    harness = OffloadingHarness()
     harness.add(generate_request("first", PROMPT))
     harness.run()
     harness.flush_device()
@@ -34,7 +34,7 @@ def test_what_is_fetched_counts_as_cached() -> None:
 
 
 def test_a_return_from_preemption_leaves_the_usage_as_it_was() -> None:
-    harness = SwappingHarness()
+    harness = OffloadingHarness()
     sequence = harness.add(generate_request("r", PROMPT, max_tokens=12, ignore_eos=True))
     harness.step()
     preempt_all(harness.scheduler)
@@ -42,7 +42,7 @@ def test_a_return_from_preemption_leaves_the_usage_as_it_was() -> None:
 
     harness.run()
 
-    assert (sequence.num_cached_tokens, harness.swap.stats().host_hits > 0) == (0, True)
+    assert (sequence.num_cached_tokens, harness.offload.stats().host_hits > 0) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_return_from_preemption_leaves_the_usage_as_it_was() -> None:
     ids=["another adapter", "the base model", "another tenant"],
 )
 def test_no_tier_serves_what_another_identity_left(other: dict[str, str], tmp_path: Path) -> None:
-    harness = SwappingHarness(folder=tmp_path)
+    harness = OffloadingHarness(folder=tmp_path)
     harness.add(generate_request("a", PROMPT, adapter="a"))
     harness.run()
     harness.flush_device()
@@ -69,7 +69,7 @@ def test_no_tier_serves_what_another_identity_left(other: dict[str, str], tmp_pa
 
 
 def test_blocks_come_back_from_the_disk(tmp_path: Path) -> None:
-    harness = SwappingHarness(folder=tmp_path)
+    harness = OffloadingHarness(folder=tmp_path)
     harness.add(generate_request("first", PROMPT))
     harness.run()
     harness.flush_device()
@@ -78,26 +78,26 @@ def test_blocks_come_back_from_the_disk(tmp_path: Path) -> None:
     harness.add(generate_request("second", PROMPT))
     harness.run(max_steps=1_000_000)
 
-    assert (harness.num_cached["second"], harness.swap.stats().disk_hits) == (16, 6)
+    assert (harness.num_cached["second"], harness.offload.stats().disk_hits) == (16, 6)
     assert harness.answers["second", 0] == harness.answers["first", 0]
-    harness.swap.close()
+    harness.offload.close()
 
 
 def test_another_engine_finds_the_blocks_on_disk(tmp_path: Path) -> None:
-    first = SwappingHarness(folder=tmp_path)
+    first = OffloadingHarness(folder=tmp_path)
     first.add(generate_request("r", PROMPT))
     first.run()
     first.flush_device()
     first.flush_host()
-    first.swap.close()
+    first.offload.close()
 
-    second = SwappingHarness(folder=tmp_path)
+    second = OffloadingHarness(folder=tmp_path)
     second.add(generate_request("r", PROMPT))
     second.run(max_steps=1_000_000)
 
     assert second.num_cached["r"] == 16
     assert second.answers == first.answers
-    second.swap.close()
+    second.offload.close()
 
 
 @pytest.fixture
@@ -113,8 +113,8 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return ready
 
 
-def with_blocks_on_disk(folder: Path, prompt: list[int]) -> SwappingHarness:
-    harness = SwappingHarness(folder=folder)
+def with_blocks_on_disk(folder: Path, prompt: list[int]) -> OffloadingHarness:
+    harness = OffloadingHarness(folder=folder)
     harness.add(generate_request("before", prompt))
     harness.run()
     harness.flush_device()
@@ -138,7 +138,7 @@ def test_a_slow_disk_holds_up_its_own_sequence_only(
     slow_disk.set()
     harness.run(max_steps=1_000_000)
     assert harness.num_cached["waiting"] == 16
-    harness.swap.close()
+    harness.offload.close()
 
 
 def test_who_has_waited_as_long_as_computing_takes_computes(
@@ -152,7 +152,7 @@ def test_who_has_waited_as_long_as_computing_takes_computes(
 
     assert harness.num_cached["r"] == 0
     slow_disk.set()
-    harness.swap.close()
+    harness.offload.close()
 
 
 def test_a_sequence_that_is_aborted_while_it_waits_leaves_nothing(
@@ -161,18 +161,18 @@ def test_a_sequence_that_is_aborted_while_it_waits_leaves_nothing(
     harness = with_blocks_on_disk(tmp_path, PROMPT)
     sequence = harness.add(generate_request("r", PROMPT))
     harness.step()
-    was_awaiting = harness.swap.is_awaiting(sequence.seq_id)
+    was_awaiting = harness.offload.is_awaiting(sequence.seq_id)
 
     harness.scheduler.abort("r")
 
-    assert (was_awaiting, harness.swap.is_awaiting(sequence.seq_id)) == (True, False)
+    assert (was_awaiting, harness.offload.is_awaiting(sequence.seq_id)) == (True, False)
     slow_disk.set()
-    harness.swap.close()
+    harness.offload.close()
     harness.check_nothing_is_held()
 
 
 def test_a_block_on_its_way_is_found_but_cannot_be_fetched_yet() -> None:
-    harness = SwappingHarness()
+    harness = OffloadingHarness()
     harness.add(generate_request("r", PROMPT))
     harness.run()
     block = next(block for block in harness.kv.pool.blocks if block.key is not None)
@@ -180,34 +180,34 @@ def test_a_block_on_its_way_is_found_but_cannot_be_fetched_yet() -> None:
     assert key is not None
     flush_cache(harness.scheduler)
 
-    early = harness.swap.find_here(key, tokens)
+    early = harness.offload.find_here(key, tokens)
     harness.settle()
 
     assert early is None
-    assert harness.swap.find_here(key, tokens) is harness.swap.find(key, tokens) is not None
+    assert harness.offload.find_here(key, tokens) is harness.offload.find(key, tokens) is not None
 
 
 def test_a_block_on_disk_under_the_same_key_but_of_other_tokens_is_not_served(
     tmp_path: Path,
 ) -> None:
     """As if two keys had collided."""
-    harness = SwappingHarness(folder=tmp_path)
-    swap, key, tokens = harness.swap, (0, b"key"), (1, 2, 3, 4)
-    assert swap.disk is not None
-    swap.disk.put("tenant", Record(key, (5, 6, 7, 8), bytes(32)))
-    swap.disk.flush()
+    harness = OffloadingHarness(folder=tmp_path)
+    offload, key, tokens = harness.offload, (0, b"key"), (1, 2, 3, 4)
+    assert offload.disk is not None
+    offload.disk.put("tenant", Record(key, (5, 6, 7, 8), bytes(32)))
+    offload.disk.flush()
 
-    swap.await_blocks(0, "tenant", [DiskBlock(key, tokens)], num_tokens=4)
-    while swap.is_awaiting(0):
+    offload.await_blocks(0, "tenant", [DiskBlock(key, tokens)], num_tokens=4)
+    while offload.is_awaiting(0):
         pass
-    swap.begin_step()
+    offload.begin_step()
 
-    assert swap.find_here(key, tokens) is None
+    assert offload.find_here(key, tokens) is None
     harness.close()
 
 
-def test_a_tenant_that_floods_the_cache_leaves_another_its_swapped_blocks() -> None:
-    harness = SwappingHarness(num_host_slots=30)
+def test_a_tenant_that_floods_the_cache_leaves_another_its_offloaded_blocks() -> None:
+    harness = OffloadingHarness(num_host_slots=30)
     harness.add(generate_request("quiet", PROMPT, tenant="quiet", namespace="quiet"))
     harness.run()
     harness.flush_device()

@@ -1,4 +1,4 @@
-"""Loans: memory for the tensors of a computation that is being recorded."""
+"""TrackedAllocator: memory for the tensors of a computation that is being recorded."""
 
 import weakref
 from collections import defaultdict
@@ -10,24 +10,24 @@ from torch import Tensor
 _SMALLEST = 4096  # bytes of a piece
 
 
-class Loans:
+class TrackedAllocator:
     """Lends pieces of memory, numbered in order, and takes each back when its last tensor is gone.
 
     What was given back is lent again, but never returned to the system: an address belongs to one
-    loan, or to none, as long as this object lives.
+    allocation, or to none, as long as this object lives.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = defaultdict(list)  # by size in bytes
-        self._numbers: dict[int, int] = {}  # of the loans that are open, by address
-        self.sizes: list[int] = []  # bytes of each loan since the last `restart`
+        self._numbers: dict[int, int] = {}  # of the allocations that are open, by address
+        self.sizes: list[int] = []  # bytes of each allocation since the last `restart`
 
     @property
     def num_open(self) -> int:
         return len(self._numbers)
 
     def restart(self) -> None:
-        """Counts from 0 again; open loans are no longer known."""
+        """Counts from 0 again; open allocations are no longer known."""
         self._numbers, self.sizes = {}, []
 
     def lend(self, like: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Loans:
         return flat.as_strided(like.shape, like.stride())
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """Of the loan whose memory a tensor is on; None: of none."""
+        """Of the allocation whose memory a tensor is on; None: of none."""
         return self._numbers.get(tensor.untyped_storage().data_ptr())
 
     def _take(self, size: int) -> Tensor:

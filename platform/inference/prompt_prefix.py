@@ -1,4 +1,4 @@
-"""Beginning: the base prompt of a call, and what it is put before."""
+"""PromptPrefix: the base prompt of a call, and what it is put before."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from loraplex.platform.catalog.base_prompts import BasePrompt, Messages
 
 
 @dataclass(frozen=True)
-class Beginning:
+class PromptPrefix:
     """A prompt that the request names is put before what it sends in any case; its model's own only
     where that does not begin with it already."""
 
