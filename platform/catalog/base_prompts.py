@@ -17,7 +17,7 @@ from loraplex.engine.errors import PromptRejected, RequestRejected
 from loraplex.engine.protocol import BasePromptRef, PublishBasePrompt
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.errors import BasePromptNotFound, SettingsRefused
-from loraplex.platform.inference.schemas import Message
+from loraplex.platform.inference.bodies.schemas import Message
 
 Messages = list[dict[str, Any]]
 

@@ -6,7 +6,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from loraplex.platform.inference.responses import ChatCompletion, ChatCompletionChunk, Completion
+from loraplex.platform.inference.answers.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+)
 
 PROTECTED = "/v1/"
 SECURITY = {

@@ -8,13 +8,13 @@ from loraplex.platform.auth.principal import Principal, current_principal
 from loraplex.platform.catalog.cards import BasePromptCard, BasePromptList, ModelCard, ModelList
 from loraplex.platform.catalog.service import Model
 from loraplex.platform.engines.deployment import Deployment, current_deployment
+from loraplex.platform.inference.answers.chat import ChatRenderer
+from loraplex.platform.inference.answers.completions import CompletionRenderer
+from loraplex.platform.inference.answers.streaming import Renderer, answer_stream, answer_whole
 from loraplex.platform.inference.bodies.route import JsonRoute
-from loraplex.platform.inference.chat import ChatRenderer
-from loraplex.platform.inference.completions import CompletionRenderer
+from loraplex.platform.inference.bodies.schemas import ChatCompletionRequest, CompletionRequest
 from loraplex.platform.inference.generation import Generation, run
 from loraplex.platform.inference.load import Load
-from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
-from loraplex.platform.inference.streaming import Renderer, answer_stream, answer_whole
 from loraplex.platform.inference.waiting import unless_gone
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)

@@ -20,17 +20,17 @@ from loraplex.platform.catalog.adapter_text import AdapterText, read_adapter_tex
 from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable
-from loraplex.platform.inference.generation import Generation, Prompt
-from loraplex.platform.inference.limits import check_choices, check_sampling, fit
-from loraplex.platform.inference.prompt_prefix import PromptPrefix
-from loraplex.platform.inference.sampling_fields import SamplingFields
-from loraplex.platform.inference.schemas import (
+from loraplex.platform.inference.bodies.sampling_fields import SamplingFields
+from loraplex.platform.inference.bodies.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     ChatCompletionRequest,
     CompletionRequest,
 )
-from loraplex.platform.inference.tokenizer_threads import TokenizerJob, TokenizerThreads
-from loraplex.platform.inference.words import (
+from loraplex.platform.inference.generation import Generation, Prompt
+from loraplex.platform.inference.limits import check_choices, check_sampling, fit
+from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
+from loraplex.platform.inference.prompts.tokenizer_threads import TokenizerJob, TokenizerThreads
+from loraplex.platform.inference.prompts.words import (
     bad_sequences,
     refuse_foreign_template,
     refuse_hidden_stops,

@@ -16,7 +16,7 @@ from loraplex.platform.config import PREFIX, Settings
 from loraplex.platform.errors import ApiError
 from loraplex.platform.http import operations
 from loraplex.platform.inference import endpoints as inference
-from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
+from loraplex.platform.inference.bodies.schemas import ChatCompletionRequest, CompletionRequest
 from loraplex.platform.observability.metrics import Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from loraplex.platform.errors import MAX_FAULTS, Fault, InvalidRequest
 from loraplex.platform.http.faults import fault_of
-from loraplex.platform.inference.schemas import (
+from loraplex.platform.inference.bodies.schemas import (
     MAX_MESSAGES,
     ChatCompletionRequest,
     CompletionRequest,

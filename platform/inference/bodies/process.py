@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from loraplex.platform.errors import InvalidRequest, too_long
 from loraplex.platform.inference.bodies.parsing import Body, parse
-from loraplex.platform.inference.schemas import CompletionRequest
+from loraplex.platform.inference.bodies.schemas import CompletionRequest
 from loraplex.platform.inference.turns import Turns
 
 COMMAND = (sys.executable, "-P", "-m", "loraplex.platform.inference.bodies.process")

@@ -7,7 +7,7 @@ import pytest
 
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.inference.bodies.parsing import parse
-from loraplex.platform.inference.schemas import (
+from loraplex.platform.inference.bodies.schemas import (
     MAX_MESSAGES,
     ChatCompletionRequest,
     CompletionRequest,

@@ -4,7 +4,7 @@ import pytest
 
 from loraplex.engine.protocol import PositionLogprobs, TokenEvent, TokenLogprob
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.inference.allowance import LogprobAllowance
+from loraplex.platform.inference.answers.allowance import LogprobAllowance
 
 
 def event(num_positions: int, num_alternatives: int) -> TokenEvent:

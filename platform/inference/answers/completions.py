@@ -6,16 +6,20 @@ from msgspec import UNSET, UnsetType
 
 from loraplex.engine.protocol import PositionLogprobs
 from loraplex.engine.text.text_offsets import TextOffsets
-from loraplex.platform.inference.answer_options import AnswerOptions
-from loraplex.platform.inference.generation import ChoiceEvent, Generation
-from loraplex.platform.inference.logprobs import completion_logprobs, id_text, prompt_logprobs
-from loraplex.platform.inference.responses import (
+from loraplex.platform.inference.answers.answer_options import AnswerOptions
+from loraplex.platform.inference.answers.logprobs import (
+    completion_logprobs,
+    id_text,
+    prompt_logprobs,
+)
+from loraplex.platform.inference.answers.responses import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     Usage,
 )
-from loraplex.platform.inference.results import ChoiceResult, UsageTally
+from loraplex.platform.inference.answers.results import ChoiceResult, UsageTally
+from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 Positions = list[PositionLogprobs | None]
 

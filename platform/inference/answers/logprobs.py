@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loraplex.engine import protocol
-from loraplex.platform.inference.responses import (
+from loraplex.platform.inference.answers.responses import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprobs,

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from loraplex.engine.protocol import PositionLogprobs
-from loraplex.platform.inference.allowance import LogprobAllowance
+from loraplex.platform.inference.answers.allowance import LogprobAllowance
+from loraplex.platform.inference.answers.responses import PromptTokensDetails, Usage
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
-from loraplex.platform.inference.responses import PromptTokensDetails, Usage
 
 
 @dataclass

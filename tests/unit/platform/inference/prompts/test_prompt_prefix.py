@@ -6,7 +6,7 @@ from support.models.tokenizers import write_tokenizer
 from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.catalog.base_prompts import BasePrompt, PromptSource
-from loraplex.platform.inference.prompt_prefix import PromptPrefix
+from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
 
 TEXT = "Lamps are never lent."
 SYSTEM = {"role": "system", "content": TEXT}

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from loraplex.platform.http.faults import fault_of
-from loraplex.platform.inference.schemas import ChatCompletionRequest, CompletionRequest
+from loraplex.platform.inference.bodies.schemas import ChatCompletionRequest, CompletionRequest
 
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "Hello"}]}
 PROMPT = {"model": "base", "prompt": "Hello"}

@@ -9,7 +9,11 @@ from support.models.word_tokenizer import word_tokenizer
 
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.inference.tokenizer_threads import SMALL, TokenizerJob, TokenizerThreads
+from loraplex.platform.inference.prompts.tokenizer_threads import (
+    SMALL,
+    TokenizerJob,
+    TokenizerThreads,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from loraplex.engine.protocol import PositionLogprobs, TokenLogprob
-from loraplex.platform.inference.logprobs import (
+from loraplex.platform.inference.answers.logprobs import (
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,

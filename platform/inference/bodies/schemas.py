@@ -8,9 +8,9 @@ from pydantic import field_validator as validates
 from typing_extensions import TypedDict
 
 from loraplex.engine.sampling_params import MAX_COUNT
-from loraplex.platform.inference.answer_options import AnswerOptions
-from loraplex.platform.inference.fields import Body, Ignored, Text, Within, check_text, only
-from loraplex.platform.inference.sampling_fields import LIMITS, SamplingFields
+from loraplex.platform.inference.answers.answer_options import AnswerOptions
+from loraplex.platform.inference.bodies.fields import Body, Ignored, Text, Within, check_text, only
+from loraplex.platform.inference.bodies.sampling_fields import LIMITS, SamplingFields
 
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 2048

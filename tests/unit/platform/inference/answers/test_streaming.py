@@ -2,7 +2,7 @@
 
 import json
 
-from loraplex.platform.inference.streaming import _frame
+from loraplex.platform.inference.answers.streaming import _frame
 
 
 def test_no_text_ends_a_line_of_the_stream() -> None:

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from msgspec import UNSET, UnsetType
 
-from loraplex.platform.inference.answer_options import AnswerOptions
-from loraplex.platform.inference.generation import ChoiceEvent, Generation
-from loraplex.platform.inference.logprobs import chat_logprobs, prompt_logprobs
-from loraplex.platform.inference.responses import (
+from loraplex.platform.inference.answers.answer_options import AnswerOptions
+from loraplex.platform.inference.answers.logprobs import chat_logprobs, prompt_logprobs
+from loraplex.platform.inference.answers.responses import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -16,7 +15,8 @@ from loraplex.platform.inference.responses import (
     Message,
     Usage,
 )
-from loraplex.platform.inference.results import ChoiceResult, UsageTally
+from loraplex.platform.inference.answers.results import ChoiceResult, UsageTally
+from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 
 class ChatRenderer:

@@ -15,8 +15,8 @@ from loraplex.engine.sampling_params import (
     SamplingParams,
 )
 from loraplex.platform.errors import Fault, InvalidRequest
-from loraplex.platform.inference.answer_options import AnswerOptions
-from loraplex.platform.inference.fields import Body, Ignored, Text, Within, check_text, only
+from loraplex.platform.inference.answers.answer_options import AnswerOptions
+from loraplex.platform.inference.bodies.fields import Body, Ignored, Text, Within, check_text, only
 
 LIMITS = {name: Within(low, high) for name, low, high in RANGES}
 MAX_PRIORITY = 1000

@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope, Send
 from loraplex.platform.errors import ClientGone, Unavailable
 from loraplex.platform.http.error_handlers import api_error_of
 from loraplex.platform.http.protocol import ClientConnection
+from loraplex.platform.inference.answers.responses import Usage
+from loraplex.platform.inference.answers.results import ChoiceResult, UsageTally, collect
+from loraplex.platform.inference.answers.unsent import Unsent
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
-from loraplex.platform.inference.responses import Usage
-from loraplex.platform.inference.results import ChoiceResult, UsageTally, collect
-from loraplex.platform.inference.unsent import Unsent
 from loraplex.platform.inference.waiting import unless_gone
 
 DONE = b"data: [DONE]\n\n"
