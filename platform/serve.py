@@ -62,7 +62,7 @@ async def _announce(deployment: Deployment, display: StartDisplay, listener: soc
         await deployment.wait_ready()
         display.close()
         host, port = listener.getsockname()[:2]
-        models = deployment.catalog.list(deployment.default_principal)
+        models = await deployment.catalog.list(deployment.default_principal)
         names = [model.name for model in models]
         print(banner(host, port, deployment.settings.pasted_key, names), flush=True)  # noqa: T201
 

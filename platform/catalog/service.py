@@ -3,20 +3,15 @@
 import logging
 import time
 import uuid
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from loraplex.adapters.manifest import Activation, AdapterRef, Folder, Stored
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import RequestRejected
-from loraplex.engine.protocol import (
-    AdapterInfo,
-    RegisterAdapter,
-    UnregisterAdapter,
-)
+from loraplex.engine.protocol import AdapterInfo, RegisterAdapter, UnregisterAdapter
 from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.catalog.adapter_text import NO_TEXT, AdapterText
-from loraplex.platform.catalog.base_prompts import BasePrompt
+from loraplex.platform.catalog.store import AdapterSource, CatalogStore, Entry, name_taken
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -29,196 +24,160 @@ class Model:
     name: str
     created: int  # Unix seconds
     adapter: AdapterRef | None = None  # None: the base model
-    parent: str | None = None  # an adapter's base
+    parent: str | None = None  # an adapter's base model
     activation: Activation | None = None  # from where on an adapter acts
     base_prompt: str | None = None  # for requests that name none
-    fault: str | None = None  # why it cannot be served now
+    fault: str | None = None  # why the adapter cannot be served now
     text: AdapterText = NO_TEXT
-
-
-@dataclass(frozen=True)
-class AdapterSource:
-    """A PEFT folder, and how it is to be served."""
-
-    name: str
-    folder: Path
-    allow_base_mismatch: bool = False
-    activation: Activation | None = None  # None: as it was trained
-    base_prompt: BasePrompt | None = None  # for requests that name none
-    text: AdapterText = NO_TEXT
-
-
-@dataclass(frozen=True)
-class _Entry:
-    model: Model
-    source: AdapterSource
-    info: AdapterInfo | None  # None: no engine has ever taken it
-
-
-Outcome = tuple[str | None, AdapterInfo | None]  # why it cannot be served, what the engine knows
 
 
 class Catalog:
-    """Names are a tenant's own; the base model's name is everybody's.
+    """Names adapters within a tenant; the base model's name belongs to all tenants.
 
     Args:
         base_name: the served name of the base model.
+        store: holds the tenants' adapters.
     """
 
-    def __init__(self, base_name: str) -> None:
+    def __init__(self, base_name: str, store: CatalogStore) -> None:
         self.base = Model(base_name, int(time.time()))
-        self._entries: dict[tuple[TenantId, str], _Entry] = {}
-        self._reserved: set[tuple[TenantId, str]] = set()
+        self._store = store
+        self._reserved: set[tuple[TenantId, str]] = set()  # names that are being registered
 
-    def list(self, principal: Principal) -> list[Model]:
-        """The base first, then the tenant's adapters by name, with those that cannot be served."""
-        own = [entry.model for key, entry in self._entries.items() if key[0] == principal.tenant]
-        return [self.base, *sorted(own, key=lambda model: model.name)]
+    async def list(self, principal: Principal) -> list[Model]:
+        """Returns the base model, then the tenant's adapters by name, failed ones included."""
+        return [self.base, *map(self._model, await self._store.of_tenant(principal.tenant))]
 
-    def resolve(self, principal: Principal, name: str) -> Model:
-        """What a name stands for.
+    async def resolve(self, principal: Principal, name: str) -> Model:
+        """Returns what a name stands for.
 
         Raises:
-            ModelNotFound: the tenant has no such name.
-            Unavailable: the engine lacks the adapter; with the reason.
+            ModelNotFound: if the tenant has no such name.
+            Unavailable: with the reason, if the engine lacks the adapter.
         """
         if name == self.base.name:
             return self.base
-        entry = self._entries.get((principal.tenant, name))
+        entry = await self._store.get(principal.tenant, name)
         if entry is None:
             raise ModelNotFound(name)
-        if entry.model.fault is not None:
+        if entry.fault is not None:
             raise Unavailable(
-                f"The model '{name}' cannot be served now: {entry.model.fault}",
+                f"The model '{name}' cannot be served now: {entry.fault}",
                 "model",
                 "adapter_unavailable",
             )
-        return entry.model
+        return self._model(entry)
 
-    def has(self, tenant: TenantId, name: str) -> bool:
-        return (tenant, name) in self._entries
+    async def has(self, tenant: TenantId, name: str) -> bool:
+        return await self._store.get(tenant, name) is not None
 
     async def register(
         self, engine: EngineClient, tenant: TenantId, adapter: AdapterSource
     ) -> Model:
-        """Has the engine read a PEFT folder, and gives it a name.
+        """Registers a PEFT folder with the engine, and gives the adapter a name.
 
         Raises:
             Conflict: if the name is taken.
-            RequestRejected: with all that is wrong with the adapter.
-            EngineUnavailable: if there is no engine to read it.
+            RequestRejected: with every fault of the adapter.
+            EngineUnavailable: if no engine is there to read the folder.
         """
-        key = (tenant, adapter.name)
-        self._reserve(key)
+        await self._refuse_taken(tenant, adapter.name)
+        self._reserved.add((tenant, adapter.name))
         try:
-            command = _first_registration(tenant, adapter)
-            info = await engine.register_adapter(command)
+            info = await engine.register_adapter(_first_registration(tenant, adapter))
+            entry = Entry(tenant, adapter, int(time.time()), info)
+            await self._add(engine, entry)
         finally:
-            self._reserved.discard(key)
-        return self._enter(key, adapter, info)
+            self._reserved.discard((tenant, adapter.name))
+        return self._model(entry)
 
-    def add_failed(self, tenant: TenantId, adapter: AdapterSource, fault: str) -> None:
-        """Keeps the name of an adapter that was refused, and says why to whoever calls it.
+    async def add_failed(self, tenant: TenantId, adapter: AdapterSource, fault: str) -> None:
+        """Names an adapter that was refused, so that its callers are told why.
 
         Raises:
             Conflict: if the name is taken.
         """
-        key = (tenant, adapter.name)
-        self._reserve(key)
-        self._reserved.discard(key)
-        self._enter(key, adapter, None, fault)
-        _log_failure(key, fault)
+        await self._refuse_taken(tenant, adapter.name)
+        entry = Entry(tenant, adapter, int(time.time()), fault=fault)
+        await self._store.add(entry)
+        _log_failure(entry)
 
     async def unregister(self, engine: EngineClient, principal: Principal, name: str) -> None:
-        """The name is gone at once; requests that run on the adapter end as they began.
+        """Removes a name at once; requests that run on its adapter are not interrupted.
 
         Raises:
             ModelNotFound: if the tenant has no adapter of this name.
-            EngineUnavailable: if the engine ended meanwhile; the name is gone all the same.
+            EngineUnavailable: if the engine ended meanwhile; the name is removed all the same.
         """
-        entry = self._entries.pop((principal.tenant, name), None)
+        entry = await self._store.remove(principal.tenant, name)
         if entry is None:
             raise ModelNotFound(name)
         if entry.info is not None:
-            await engine.unregister_adapter(
-                UnregisterAdapter(request_id=_new_id(), adapter=entry.info.ref)
-            )
+            await _unregister(engine, entry.info)
 
     async def restore(self, engine: EngineClient) -> None:
-        """Registers every adapter with a new engine, from the store; the folder that it came from
-        is asked only where the stored copy is damaged.
+        """Registers every adapter with a new engine, from the store of adapters; the original
+        folder is read only where the stored copy is damaged.
 
-        One that the engine refuses now, or that has become another, is not served. Those that were
-        refused before are tried once more.
+        An adapter that the engine refuses now, or whose content has changed, is not served. An
+        adapter that was refused before is tried once more.
 
         Raises:
             EngineUnavailable: if that engine ends too.
         """
-        for key, entry in list(self._entries.items()):
-            if entry.info is None:
-                fault, info = await self._register_at_last(engine, key[0], entry.source)
-            else:
-                fault, info = await self._register_again(engine, entry.info, entry.source)
-            if fault is not None:
-                _log_failure(key, fault)
-            if key in self._entries:
-                self._enter(key, entry.source, info, fault)
+        for known in await self._store.all():
+            entry = await _registered(engine, known)
+            if entry.fault is not None:
+                _log_failure(entry)
+            is_replaced = await self._store.replace(known, entry)
+            if not is_replaced and known.info is None and entry.info is not None:
+                await _unregister(engine, entry.info)  # its name was removed meanwhile
 
-    async def _register_at_last(
-        self, engine: EngineClient, tenant: TenantId, source: AdapterSource
-    ) -> Outcome:
+    async def _refuse_taken(self, tenant: TenantId, name: str) -> None:
+        is_reserved = name == self.base.name or (tenant, name) in self._reserved
+        if is_reserved or await self.has(tenant, name):
+            raise name_taken(name)
+
+    async def _add(self, engine: EngineClient, entry: Entry) -> None:
         try:
-            return None, await engine.register_adapter(_first_registration(tenant, source))
-        except RequestRejected as error:
-            return error.message, None
+            await self._store.add(entry)
+        except Conflict:
+            if entry.info is not None:
+                await _unregister(engine, entry.info)
+            raise
 
-    async def _register_again(
-        self, engine: EngineClient, info: AdapterInfo, source: AdapterSource
-    ) -> Outcome:
-        command = RegisterAdapter(
-            request_id=_new_id(),
-            tenant=info.ref.tenant,
-            adapter_id=info.ref.adapter_id,
-            source=Stored(info.ref.digest, str(source.folder)),
-            allow_base_mismatch=True,  # it was judged when it came
-            activation=info.activation,
-            base_prompt=info.base_prompt,
+    def _model(self, entry: Entry) -> Model:
+        source, info = entry.source, entry.info
+        return Model(
+            name=entry.name,
+            created=entry.created,
+            adapter=info.ref if info else None,
+            parent=self.base.name,
+            activation=info.activation if info else source.activation,
+            base_prompt=source.base_prompt.name if source.base_prompt else None,
+            fault=entry.fault,
+            text=source.text,
         )
-        try:
-            found = await engine.register_adapter(command)
-        except RequestRejected as error:
-            return error.message, info
-        if found.ref == info.ref:
-            return None, found
-        await engine.unregister_adapter(UnregisterAdapter(request_id=_new_id(), adapter=found.ref))
-        return "The stored copy has changed.", info
 
-    def _reserve(self, key: tuple[TenantId, str]) -> None:
-        _, name = key
-        if name == self.base.name or key in self._entries or key in self._reserved:
-            raise Conflict(f"There is a model '{name}' already.", "name")
-        self._reserved.add(key)
 
-    def _enter(
-        self,
-        key: tuple[TenantId, str],
-        source: AdapterSource,
-        info: AdapterInfo | None,
-        fault: str | None = None,
-    ) -> Model:
-        known = self._entries.get(key)
-        model = Model(
-            source.name,
-            known.model.created if known else int(time.time()),
-            info.ref if info else None,
-            self.base.name,
-            info.activation if info else source.activation,
-            source.base_prompt.name if source.base_prompt else None,
-            fault,
-            source.text,
-        )
-        self._entries[key] = _Entry(model, source, info)
-        return model
+async def _registered(engine: EngineClient, entry: Entry) -> Entry:
+    """Registers an adapter with a new engine, and returns its entry from then on."""
+    if entry.info is None:
+        command = _first_registration(entry.tenant, entry.source)
+    else:
+        command = _registration_of_stored(entry.info, entry.source)
+    try:
+        found = await engine.register_adapter(command)
+    except RequestRejected as rejection:
+        return replace(entry, fault=rejection.message)
+    if entry.info is None or found.ref == entry.info.ref:
+        return replace(entry, info=found, fault=None)
+    await _unregister(engine, found)
+    return replace(entry, fault="The stored copy has changed.")
+
+
+async def _unregister(engine: EngineClient, info: AdapterInfo) -> None:
+    await engine.unregister_adapter(UnregisterAdapter(request_id=_new_id(), adapter=info.ref))
 
 
 def _first_registration(tenant: TenantId, adapter: AdapterSource) -> RegisterAdapter:
@@ -233,9 +192,22 @@ def _first_registration(tenant: TenantId, adapter: AdapterSource) -> RegisterAda
     )
 
 
-def _log_failure(key: tuple[TenantId, str], fault: str) -> None:
-    tenant, name = key
-    logger.warning("The adapter %s of tenant %s cannot be served: %s", name, tenant, fault)
+def _registration_of_stored(info: AdapterInfo, source: AdapterSource) -> RegisterAdapter:
+    return RegisterAdapter(
+        request_id=_new_id(),
+        tenant=info.ref.tenant,
+        adapter_id=info.ref.adapter_id,
+        source=Stored(info.ref.digest, str(source.folder)),
+        allow_base_mismatch=True,  # the first registration has judged it
+        activation=info.activation,
+        base_prompt=info.base_prompt,
+    )
+
+
+def _log_failure(entry: Entry) -> None:
+    logger.warning(
+        "The adapter %s of tenant %s cannot be served: %s", entry.name, entry.tenant, entry.fault
+    )
 
 
 def _new_id() -> str:

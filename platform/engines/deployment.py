@@ -23,7 +23,8 @@ from loraplex.platform.auth.namespace import kept_namespace
 from loraplex.platform.auth.principal import ApiKeyAuthenticator, Authenticator, Principal
 from loraplex.platform.catalog.adapter_text import AdapterText
 from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
-from loraplex.platform.catalog.service import AdapterSource, Catalog, Model
+from loraplex.platform.catalog.service import Catalog, Model
+from loraplex.platform.catalog.store import AdapterSource, InMemoryCatalog
 from loraplex.platform.config import Settings
 from loraplex.platform.engines.failover import Failover
 from loraplex.platform.engines.reconciler import Reconciler
@@ -58,7 +59,7 @@ class Deployment:
         )
         self.authenticator: Authenticator = authenticator
         self.default_principal = authenticator.principal  # of what the settings name
-        self.catalog = Catalog(settings.served_model_name)
+        self.catalog = Catalog(settings.served_model_name, InMemoryCatalog())
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
         self.metrics = Metrics(settings.served_model_name)
@@ -183,7 +184,7 @@ class Deployment:
         """Registers the adapters of the settings that are not in the catalogue, with all faults."""
         tenant = self.default_principal.tenant
         missing = [
-            it for it in self.settings.adapters.items() if not self.catalog.has(tenant, it[0])
+            it for it in self.settings.adapters.items() if not await self.catalog.has(tenant, it[0])
         ]
         found = await asyncio.gather(*(self._register(engine, *it) for it in missing))
         return [fault for faults in found for fault in faults]
@@ -200,7 +201,7 @@ class Deployment:
             return [f"Adapter {name}: {conflict.message}"]
         except RequestRejected as rejection:
             if not self.settings.strict_adapters:
-                self.catalog.add_failed(tenant, source, rejection.message)
+                await self.catalog.add_failed(tenant, source, rejection.message)
                 return []
             details = rejection.faults or [rejection.message]
             return [f"Adapter {name} ({folder}): {detail}" for detail in details]

@@ -26,14 +26,14 @@ Serving = Annotated[Deployment, Depends(current_deployment)]
 @router.get("/models", tags=["models"])
 async def list_models(principal: Caller, deployment: Serving) -> ModelList:
     """The base model and the caller's adapters."""
-    models = deployment.catalog.list(principal)
+    models = await deployment.catalog.list(principal)
     return ModelList(data=[_card(model, deployment) for model in models])
 
 
 @router.get("/models/{name:path}", tags=["models"])
 async def get_model(name: str, principal: Caller, deployment: Serving) -> ModelCard:
     """One of them."""
-    return _card(deployment.catalog.resolve(principal, name), deployment)
+    return _card(await deployment.catalog.resolve(principal, name), deployment)
 
 
 @router.get("/base_prompts", tags=["base prompts"])

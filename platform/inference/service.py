@@ -117,7 +117,7 @@ class InferenceService:
 
     async def chat(self, principal: Principal, body: ChatCompletionRequest) -> Generation:
         """Raises ApiError, or PromptRejected by the chat template."""
-        call, tokenizer = self._open("chatcmpl", "messages", principal, body)
+        call, tokenizer = await self._open("chatcmpl", "messages", principal, body)
         template = body.chat_template or call.model.text.chat_template
         sampling = body.to_sampling(
             max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -135,7 +135,7 @@ class InferenceService:
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
         """Raises ApiError."""
-        call, tokenizer = self._open("cmpl", "prompt", principal, body)
+        call, tokenizer = await self._open("cmpl", "prompt", principal, body)
         prompt_logprobs = body.prompt_logprobs
         if prompt_logprobs is None and body.echo:
             prompt_logprobs = body.logprobs
@@ -152,10 +152,10 @@ class InferenceService:
         generation = self._assemble(call, prompts, sampling, DEFAULT_COMPLETION_TOKENS)
         return replace(generation, only_scores=body.only_scores)
 
-    def _open(
+    async def _open(
         self, kind: str, param: str, principal: Principal, body: SamplingFields
     ) -> tuple[_Call, Tokenizer]:
-        model = self._catalog.resolve(principal, body.model)
+        model = await self._catalog.resolve(principal, body.model)
         info = self.engine.info
         self.engine.refuse_unless_ready()
         if self._tokenizer is None or info is None:

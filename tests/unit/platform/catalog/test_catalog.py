@@ -21,7 +21,8 @@ from loraplex.engine.protocol import (
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.catalog.base_prompts import BasePrompt, PromptSource
-from loraplex.platform.catalog.service import AdapterSource, Catalog
+from loraplex.platform.catalog.service import Catalog
+from loraplex.platform.catalog.store import AdapterSource, InMemoryCatalog
 from loraplex.platform.errors import Conflict, ModelNotFound, Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +35,7 @@ COMMAND = (sys.executable, "-P", fake_engine.__file__)
 
 @pytest.fixture
 def catalog() -> Catalog:
-    return Catalog("base")
+    return Catalog("base", InMemoryCatalog())
 
 
 @contextlib.asynccontextmanager
@@ -52,21 +53,21 @@ async def engine(folder: Path, model: str = "fake") -> AsyncIterator[EngineClien
         await client.close()
 
 
-def names(catalog: Catalog, principal: Principal) -> list[str]:
-    return [model.name for model in catalog.list(principal)]
+async def names(catalog: Catalog, principal: Principal) -> list[str]:
+    return [model.name for model in await catalog.list(principal)]
 
 
 async def test_a_name_belongs_to_its_tenant(tmp_path: Path, catalog: Catalog) -> None:
     async with engine(tmp_path) as client:
         await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
 
-        assert names(catalog, ADA) == ["base", "bot"]
-        assert names(catalog, BOB) == ["base"]
-        assert catalog.resolve(ADA, "bot").adapter is not None
+        assert await names(catalog, ADA) == ["base", "bot"]
+        assert await names(catalog, BOB) == ["base"]
+        assert (await catalog.resolve(ADA, "bot")).adapter is not None
         with pytest.raises(ModelNotFound) as foreign:
-            catalog.resolve(BOB, "bot")
+            await catalog.resolve(BOB, "bot")
         with pytest.raises(ModelNotFound) as unknown:
-            catalog.resolve(BOB, "robot")
+            await catalog.resolve(BOB, "robot")
 
     assert foreign.value.message == unknown.value.message.replace("robot", "bot")
 
@@ -94,7 +95,7 @@ async def test_a_name_is_gone_at_once_and_can_be_given_anew(
         first = await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
         leaving = asyncio.create_task(catalog.unregister(client, ADA, "bot"))
         await asyncio.sleep(0)
-        assert names(catalog, ADA) == ["base"]
+        assert await names(catalog, ADA) == ["base"]
         await leaving
         with pytest.raises(ModelNotFound):
             await catalog.unregister(client, ADA, "bot")
@@ -114,7 +115,7 @@ async def test_a_refused_adapter_leaves_its_name_free(tmp_path: Path, catalog: C
     async with engine(tmp_path) as client:
         await catalog.register(client, ADA.tenant, AdapterSource("bot", tmp_path))
 
-    assert names(catalog, ADA) == ["base", "bot"]
+    assert await names(catalog, ADA) == ["base", "bot"]
 
 
 async def test_a_new_engine_gets_the_same_adapters_from_the_store(
@@ -125,7 +126,7 @@ async def test_a_new_engine_gets_the_same_adapters_from_the_store(
     async with engine(tmp_path) as client:
         await catalog.restore(client)
 
-    assert catalog.resolve(ADA, "bot") == before
+    assert await catalog.resolve(ADA, "bot") == before
 
 
 async def test_a_new_engine_is_told_how_each_adapter_acts(
@@ -167,33 +168,46 @@ async def test_an_adapter_that_comes_back_another_or_not_at_all_is_not_served(
     async with engine(tmp_path, mood) as client:
         await catalog.restore(client)
 
-    (_, model) = catalog.list(ADA)
+    (_, model) = await catalog.list(ADA)
     assert model.fault == reason
     with pytest.raises(Unavailable, match=f"The model 'bot' cannot be served now: {reason}"):
-        catalog.resolve(ADA, "bot")
+        await catalog.resolve(ADA, "bot")
     assert f"The adapter bot of tenant ada cannot be served: {reason}" in caplog.text
 
 
 async def test_an_adapter_that_failed_is_served_when_a_later_engine_takes_it(
     tmp_path: Path, catalog: Catalog
 ) -> None:
-    catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
+    await catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
     with pytest.raises(Unavailable, match="too many modules"):
-        catalog.resolve(ADA, "bot")
+        await catalog.resolve(ADA, "bot")
     with pytest.raises(Conflict):
-        catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "again")
+        await catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "again")
 
     async with engine(tmp_path) as client:
         await catalog.restore(client)
 
-    assert catalog.resolve(ADA, "bot").adapter is not None
+    assert (await catalog.resolve(ADA, "bot")).adapter is not None
 
 
 async def test_a_name_of_an_adapter_that_failed_can_be_given_up(
     tmp_path: Path, catalog: Catalog
 ) -> None:
-    catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
+    await catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
     async with engine(tmp_path) as client:
         await catalog.unregister(client, ADA, "bot")
 
-    assert names(catalog, ADA) == ["base"]
+    assert await names(catalog, ADA) == ["base"]
+
+
+async def test_a_name_that_is_removed_while_an_engine_takes_its_adapter_stays_removed(
+    tmp_path: Path, catalog: Catalog
+) -> None:
+    await catalog.add_failed(ADA.tenant, AdapterSource("bot", tmp_path), "too many modules")
+    async with engine(tmp_path) as client:
+        restoring = asyncio.create_task(catalog.restore(client))
+        await asyncio.sleep(0)
+        await catalog.unregister(client, ADA, "bot")
+        await restoring
+
+    assert await names(catalog, ADA) == ["base"]

@@ -18,6 +18,7 @@ from loraplex.engine.protocol import TenantShare
 from loraplex.engine.supervisor import EngineSupervisor, RestartPolicy
 from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog
+from loraplex.platform.catalog.store import InMemoryCatalog
 from loraplex.platform.engines.reconciler import Reconciler
 
 pytestmark = pytest.mark.anyio
@@ -107,4 +108,4 @@ async def test_shares_that_do_not_fit_the_next_engine_are_left_out_and_logged(
 
 @pytest.fixture
 def catalog() -> Catalog:
-    return Catalog("base")
+    return Catalog("base", InMemoryCatalog())
