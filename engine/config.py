@@ -1,5 +1,7 @@
 """EngineConfig: every setting of one engine, with its default. Torch-free."""
 
+from typing import Any
+
 import msgspec
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -78,6 +80,12 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     hang_timeout: float = 10.0  # without a heartbeat, or standing still without computing
     step_timeout: float = 300.0  # computing in one step; silent at the start and the end
+
+
+def defaults(kind: type[EngineConfig | HangLimits]) -> dict[str, Any]:
+    """Returns the default of each setting that has one, so that it is written down once."""
+    fields = msgspec.structs.fields(kind)
+    return {field.name: field.default for field in fields if not field.required}
 
 
 _CHOICES = (

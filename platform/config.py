@@ -20,10 +20,11 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from loraplex.adapters.manifest import Activation
-from loraplex.engine.config import MAX_THREADS, EngineConfig, HangLimits
+from loraplex.engine.config import MAX_THREADS, EngineConfig, HangLimits, defaults
 from loraplex.engine.sampling_params import MAX_SEED
 from loraplex.engine.supervisor import RestartPolicy
 from loraplex.platform.errors import SettingsRefused
+from loraplex.platform.http.connections import ConnectionLimits
 
 PREFIX = "LORAPLEX_"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -102,6 +103,9 @@ Origin = Annotated[str, AfterValidator(check_origin)]
 ModelName = Annotated[str, AfterValidator(check_name)]
 
 
+_ENGINE, _HANG_LIMITS = defaults(EngineConfig), defaults(HangLimits)
+
+
 class Settings(BaseSettings):
     """Each comes from the command line, else from LORAPLEX_<NAME>, else it is the default.
 
@@ -160,21 +164,23 @@ class Settings(BaseSettings):
         None, ge=1, description="Maximum number of choices that one tenant may have open at once"
     )
     max_connections: int = Field(
-        4096,
+        ConnectionLimits.max_connections,
         ge=1,
         description="Maximum number of open connections, lowered to fit the limit on open files",
     )
     max_connections_per_address: int = Field(
-        512, ge=1, description="Maximum number of open connections from one network address"
+        ConnectionLimits.max_per_address,
+        ge=1,
+        description="Maximum number of open connections from one network address",
     )
     request_timeout: float = Field(
-        10.0,
+        ConnectionLimits.request_timeout,
         gt=0,
         le=3600,
         description="Time limit in seconds for the head of a request, and per 16 KiB of its body",
     )
     send_timeout: float = Field(
-        60.0,
+        ConnectionLimits.send_timeout,
         gt=0,
         le=3600,
         description="Time limit in seconds for a client to read any part of its answer",
@@ -199,7 +205,7 @@ class Settings(BaseSettings):
         description="Time in seconds for which one rendering of /metrics is reused",
     )
     keep_alive_timeout: float = Field(
-        60.0,
+        ConnectionLimits.keep_alive_timeout,
         gt=0,
         le=3600,
         description="Time in seconds for which an idle connection stays open",
@@ -212,66 +218,78 @@ class Settings(BaseSettings):
     )
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
+        _ENGINE["dtype"],
         description="Number format of the weights and the KV cache; auto: as in the checkpoint",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Device on which the model runs; auto: cuda if available"
+        _ENGINE["device"], description="Device on which the model runs; auto: cuda if available"
     )
     max_model_len: int | None = Field(
-        None,
+        _ENGINE["max_model_len"],
         ge=2,
         description="Maximum length of prompt and answer in tokens; not set: the model's own",
     )
-    max_num_seqs: int = Field(64, ge=1, description="Maximum number of sequences that run at once")
+    max_num_seqs: int = Field(
+        _ENGINE["max_num_seqs"], ge=1, description="Maximum number of sequences that run at once"
+    )
     max_num_batched_tokens: int = Field(
-        1024, ge=1, description="Maximum number of tokens computed in one step"
+        _ENGINE["max_num_batched_tokens"],
+        ge=1,
+        description="Maximum number of tokens computed in one step",
     )
     max_num_waiting: int = Field(
-        4096,
+        _ENGINE["max_num_waiting"],
         ge=1,
         description="Maximum number of waiting prompts of one tenant; further requests get 503",
     )
     kv_cache_memory: Bytes | None = Field(
-        None,
+        _ENGINE["kv_cache_memory"],
         ge=1,
         description="Memory for the KV cache, such as 2GiB; not set: a share of the free memory",
     )
-    block_size: int = Field(8, ge=1, description="Number of tokens in one KV block")
+    block_size: int = Field(
+        _ENGINE["block_size"], ge=1, description="Number of tokens in one KV block"
+    )
     kv_group_size: int | None = Field(
-        None,
+        _ENGINE["kv_group_size"],
         ge=1,
         description="Number of layers in one KV block; not set: by the adapters in the store",
     )
     offload_memory: Bytes | None = Field(
-        None, ge=0, description="Host memory for evicted KV blocks; not set: 1GiB with a GPU"
+        _ENGINE["offload_memory"],
+        ge=0,
+        description="Host memory for evicted KV blocks; not set: 1GiB with a GPU",
     )
     offload_disk: Bytes = Field(
-        0, ge=0, description="Disk space for KV blocks that are evicted from host memory; 0: none"
+        _ENGINE["offload_disk"],
+        ge=0,
+        description="Disk space for KV blocks that are evicted from host memory; 0: none",
     )
     eviction: Literal["cost", "lru"] = Field(
-        "cost",
+        _ENGINE["eviction"],
         description="Eviction policy for idle KV blocks and adapters: cost-based, or plain LRU",
     )
     eviction_half_life: float = Field(
-        120.0,
+        _ENGINE["eviction_half_life"],
         ge=0.001,
         description="Half-life in seconds of past uses in the cost-based eviction policy",
     )
     scheduling: Literal["fair", "fcfs"] = Field(
-        "fair",
+        _ENGINE["scheduling"],
         description="Scheduling policy: fair shares between tenants, or first come, first served",
     )
     max_adapter_slots: int = Field(
-        16, ge=1, description="Maximum number of adapters on the device at once"
+        _ENGINE["max_adapter_slots"],
+        ge=1,
+        description="Maximum number of adapters on the device at once",
     )
     adapter_memory: Bytes | None = Field(
-        None,
+        _ENGINE["adapter_memory"],
         ge=0,
         description="Device memory for adapters; not set: rank 16 on all linears in each slot",
     )
     seed: int | None = Field(
-        None,
+        _ENGINE["seed"],
         ge=-MAX_SEED - 1,
         le=MAX_SEED,
         description="Seed for requests without a seed of their own; not set: random",
@@ -280,26 +298,29 @@ class Settings(BaseSettings):
         False, description="Do not keep a spare process that shortens a restart of the engine"
     )
     hang_timeout: float = Field(
-        10.0,
+        _HANG_LIMITS["hang_timeout"],
         ge=2,
         le=86400,
         description="Time in seconds without a heartbeat after which the engine is replaced",
     )
     step_timeout: float = Field(
-        300.0,
+        _HANG_LIMITS["step_timeout"],
         ge=2,
         le=86400,
         description="Time limit in seconds for one step, after which the engine is replaced",
     )
     num_threads: int | None = Field(
-        None, ge=1, le=MAX_THREADS, description="Number of CPU threads; not set: chosen by torch"
+        _ENGINE["num_threads"],
+        ge=1,
+        le=MAX_THREADS,
+        description="Number of CPU threads; not set: chosen by torch",
     )
     kernels: Literal["auto", "naive", "triton"] = Field(
-        "auto",
+        _ENGINE["kernels"],
         description="Kernels; auto: the fastest available, naive: plain torch, triton: for a GPU",
     )
     quantization: Literal["none", "int8"] = Field(
-        "none",
+        _ENGINE["quantization"],
         description="Weight quantization; int8: half the memory on a CPU, slightly less exact",
     )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from loraplex.adapters.targets import catalogue_of
-from loraplex.engine.config import DEVICES, DTYPES
+from loraplex.engine.config import DEVICES, DTYPES, EngineConfig, defaults
 from loraplex.engine.errors import StartRefused
 from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
 from loraplex.engine.kv.layer_state import SlidingWindow
@@ -133,14 +133,18 @@ def _table(found: Capacity) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    served = defaults(EngineConfig)
+    block_size, slots = served["block_size"], served["max_adapter_slots"]
     parser = argparse.ArgumentParser(prog="loraplex capacity", description=__doc__)
     parser.add_argument("model", type=Path, help="a Hugging Face folder, or just its config.json")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of KV and weights")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="whose free memory")
     parser.add_argument("--max-model-len", type=int, help="default: what the config says")
-    parser.add_argument("--block-size", type=int, default=8, help="tokens per block (8)")
+    parser.add_argument(
+        "--block-size", type=int, default=block_size, help=f"tokens per block ({block_size})"
+    )
     parser.add_argument("--kv-cache-memory", type=int, help="bytes; default: from what is free")
-    parser.add_argument("--max-adapter-slots", type=int, default=16, help="of all (16)")
+    parser.add_argument("--max-adapter-slots", type=int, default=slots, help=f"of all ({slots})")
     parser.add_argument("--adapter-memory", type=int, help="bytes; default: rank 16 in each slot")
     options = parser.parse_args(arguments)
     folder = options.model.parent if options.model.name == "config.json" else options.model

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.platform.cli import gather_mappings
+from loraplex.engine.config import EngineConfig, HangLimits
+from loraplex.platform.cli import OPTIONS, gather_mappings
 from loraplex.platform.config import Settings, load_settings, parse_size
 from loraplex.platform.errors import SettingsRefused
 
@@ -94,6 +95,22 @@ def test_the_engine_gets_what_concerns_it(model: Path) -> None:
 
     assert (config.model, config.kv_cache_memory, config.seed) == (str(model), 1 << 20, 5)
     assert config.adapter_store == str(model / "adapters")
+
+
+def test_the_engines_defaults_are_those_of_the_settings(model: Path) -> None:
+    settings = load_settings({"model": str(model)})
+
+    untouched = EngineConfig(model=str(model), adapter_store=str(settings.adapter_store))
+    assert settings.engine_config() == untouched
+    assert settings.hang_limits() == HangLimits()
+
+
+def test_every_setting_of_the_engine_is_an_option(model: Path) -> None:
+    inner = {"adapter_store", "adapter_wait"}  # for tests and for the server itself
+
+    assert {
+        *EngineConfig.__struct_fields__
+    } - inner <= OPTIONS.keys() & Settings.model_fields.keys()
 
 
 def test_options_that_are_given_many_times_become_one_setting() -> None:
