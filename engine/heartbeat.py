@@ -38,8 +38,25 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     message: str
 
 
-Report = Beat | Refusal
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """Which process became the engine."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """How the engine's process ended."""
+
+    status: int  # its exit status; below 0, the signal that ended it
+
+
+Report = Beat | Refusal | Started | Ended
 _encoder = msgspec.json.Encoder()
+
+
+def write_report(descriptor: int, report: Report) -> None:
+    """Writes one line of JSON, whole. Raises OSError where nobody reads."""
+    os.write(descriptor, _encoder.encode(report) + b"\n")
 
 
 class Heartbeat:
@@ -66,7 +83,7 @@ class Heartbeat:
 
     def refuse(self, message: str) -> None:
         """Tells why the engine does not start."""
-        self._write(Refusal(message))
+        write_report(self._descriptor, Refusal(message))
 
     def close(self) -> None:
         self._ended.set()
@@ -77,12 +94,10 @@ class Heartbeat:
             phase, spell, since = self._state
             try:
                 seconds = time.monotonic() - since
-                self._write(Beat(phase, spell, seconds, self._is_busy(phase)))
+                beat = Beat(phase, spell, seconds, self._is_busy(phase))
+                write_report(self._descriptor, beat)
             except OSError:  # nobody reads any more
                 return
-
-    def _write(self, report: Report) -> None:
-        os.write(self._descriptor, _encoder.encode(report) + b"\n")
 
     def _is_busy(self, phase: Phase) -> bool:
         before, self._cpu_seconds = self._cpu_seconds, time.process_time()

@@ -1,25 +1,29 @@
 """EngineServer: the process around one LLMEngine. Run as `python -m loraplex.engine.server`.
 
-Its arguments are the address to bind, an EngineConfig as JSON, the id of the process that it must
-not outlive, and "spare" where it is to wait until it is needed. On standard output it writes its
-heartbeats and the reason why it refuses to start; all else goes to standard error.
+Its arguments are the address to bind, an EngineConfig as JSON, and the id of the supervisor's
+process, which it must not outlive. It forks an engine whenever its standard input says so. On
+standard output go reports: how an engine began and ended, its heartbeats, and the reason why it
+refuses to start; all else goes to standard error.
 """
 
 import ctypes
+import gc
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import RequestRejected, StartRefused
+from loraplex.engine.fork_server import fork_engines
 from loraplex.engine.heartbeat import Heartbeat, Phase
+from loraplex.engine.libraries import import_engine
 from loraplex.engine.protocol import (
     Command,
     EngineCommand,
@@ -31,7 +35,6 @@ from loraplex.engine.protocol import (
     StartProgress,
 )
 from loraplex.engine.server_socket import ServerSocket
-from loraplex.engine.spare import SPARE, wait_until_needed
 
 EXIT_FAILED = 1  # a step failed; a fresh start may help
 EXIT_REFUSED = 3  # a restart would not help
@@ -164,16 +167,22 @@ def _internal_failure(request_id: str) -> RequestFailed:
 
 
 def serve(
-    address: str, make_engine: Callable[[Callable[[StartProgress], None]], Engine], parent: int
+    address: str,
+    make_engine: Callable[[Callable[[StartProgress], None]], Engine],
+    reports: int,
+    parent: int,
 ) -> int:
     """Runs one engine until it is stopped, and returns the process's exit status.
 
-    `make_engine` is given a function to report progress to. What it refuses with `StartRefused`
-    is reported on standard output. When the process `parent` ends, so does this one.
+    Args:
+        address: to bind.
+        make_engine: given a function to report progress to. What it refuses with `StartRefused` is
+            reported.
+        reports: the descriptor that reports are written to.
+        parent: the id of the process whose end ends this one, too.
     """
     die_with_parent()
-    heartbeat = Heartbeat(_take_standard_output())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    heartbeat = Heartbeat(reports)
     socket = ServerSocket(address)
 
     def progress(step: StartProgress) -> None:
@@ -205,28 +214,40 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
+def run(
+    import_libraries: Callable[[], None],
+    make_engine: Callable[[EngineConfig, Callable[[StartProgress], None]], Engine],
+) -> int:
+    """Imports the libraries once, and serves one engine after another from forks of this process;
+    returns this process's exit status, or a fork's."""
+    address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
+    die_with_parent()
+    reports = _take_standard_output()
+    import_libraries()
+    gc.collect()
+    gc.freeze()  # a collection in an engine would write to, and so copy, the pages that it shares
+    parent = fork_engines(sys.stdin.fileno(), reports, int(sys.argv[3]))
+    if parent is None:
+        return 0
+    return serve(address, partial(make_engine, config), reports, parent)
+
+
+def _load(config: EngineConfig, progress: Callable[[StartProgress], None]) -> Engine:
+    from loraplex.engine.llm_engine import LLMEngine  # noqa: PLC0415 - seconds of torch
+
+    return LLMEngine.load(config, progress)
+
+
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
-    address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
-    if SPARE in sys.argv[4:]:
-        die_with_parent()
-        if not wait_until_needed(lambda: import_module("loraplex.engine.llm_engine")):
-            return 0
-
-    def make_engine(progress: Callable[[StartProgress], None]) -> Engine:
-        progress(StartProgress("Loading libraries", 0, 1))
-        from loraplex.engine.llm_engine import LLMEngine  # noqa: PLC0415 - seconds of torch
-
-        return LLMEngine.load(config, progress)
-
-    return serve(address, make_engine, int(sys.argv[3]))
+    return run(import_engine, _load)
 
 
 def _take_standard_output() -> int:
     """Keeps the real standard output for reports and sends all other writes to stderr."""
-    report = os.dup(1)
+    reports = os.dup(1)
     os.dup2(2, 1)
-    return report
+    return reports
 
 
 if __name__ == "__main__":

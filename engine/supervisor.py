@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -11,16 +12,19 @@ import msgspec
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig, HangLimits
-from loraplex.engine.errors import EngineUnavailable, StartRefused
+from loraplex.engine.errors import StartRefused
+from loraplex.engine.fork_server import START
 from loraplex.engine.hang_detector import HangDetector
-from loraplex.engine.heartbeat import Beat, Refusal, Report
-from loraplex.engine.spare import READY, SPARE, START
+from loraplex.engine.heartbeat import Beat, Ended, Refusal, Report, Started
 
 ENGINE_COMMAND = (
     "env",
     # Else torch's threads spin for milliseconds after each of its operations, and those of the
     # native kernels wait for the cores.
     "OMP_WAIT_POLICY=PASSIVE",
+    # A process is safe to fork while it has one thread and has not touched a GPU.
+    "OPENBLAS_NUM_THREADS=1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK=1",
     sys.executable,
     "-P",  # the folder it is started in is none of its import paths
     "-m",
@@ -28,6 +32,7 @@ ENGINE_COMMAND = (
 )
 EXIT_REFUSED = 3  # as in engine/server.py
 TICK_SECONDS = 0.5
+NOTICE_SECONDS = 10.0  # in which an engine that is to end saves its cache
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +47,18 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_failed_starts: int = 3  # in a row, before it gives up
     delay: float = 0.2
     delay_after_error: float = 1.0  # where the supervisor itself failed
-    spare_after: float | None = 10.0  # a served engine gets a spare process; None: it gets none
 
 
 class EngineSupervisor:
     """Starts the engine that `client` talks to, and starts it again whenever it ends or hangs.
 
+    Engines are forks of one process that has imported the libraries (`fork_server`), so that a
+    restart takes as long as loading the model.
+
     Args:
         limits: when an engine is taken for hung.
-        command: what is run, with the address, the config as JSON and this process's id added.
+        command: what forks the engines, run with the address, the config as JSON and this process's
+            id added.
     """
 
     def __init__(
@@ -61,19 +69,14 @@ class EngineSupervisor:
         limits: HangLimits | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        self.pid: int | None = None
+        self.pid: int | None = None  # the engine's
         self._config = config
         self._client = client
         self._policy = policy or RestartPolicy()
         self._limits = limits or HangLimits()
         self._command = command
         self._detector = HangDetector(self._limits, TICK_SECONDS)
-        self._spare: asyncio.subprocess.Process | None = None
-
-    @property
-    def spare_pid(self) -> int | None:
-        """The process that takes the engine's place at its end, where there is one."""
-        return None if self._spare is None else self._spare.pid
+        self._fork_server: asyncio.subprocess.Process | None = None
 
     @property
     def is_responsive(self) -> bool:
@@ -81,9 +84,8 @@ class EngineSupervisor:
         return self.pid is not None and self._detector.is_responsive
 
     async def run(self) -> None:
-        """Goes on until it is cancelled; then it ends the engine, with 10 seconds' notice.
+        """Keeps an engine running until it is cancelled; then it ends the engine, with notice.
 
-        While an engine serves, a spare process imports the libraries, which is most of a start.
         An error of its own, such as a lack of descriptors or of memory, is logged, and it tries
         again.
 
@@ -94,7 +96,7 @@ class EngineSupervisor:
         try:
             await self._run()
         finally:
-            self._drop_spare()
+            await self._drop_fork_server()
 
     async def _run(self) -> None:
         failed_starts = 0
@@ -104,6 +106,7 @@ class EngineSupervisor:
                 status, refusal = await self._live()
             except Exception:
                 logger.exception("The engine could not be supervised; it is started again")
+                await self._drop_fork_server()
                 await asyncio.sleep(self._policy.delay_after_error)
                 continue
             if status == EXIT_REFUSED:
@@ -120,108 +123,90 @@ class EngineSupervisor:
 
     async def _live(self) -> tuple[int, str]:
         """One engine's life: its exit status, and why it refused to start if it did."""
-        process = self._start_spare() or await self._spawn()
-        self.pid = process.pid
+        fork_server = await self._living_fork_server()
+        assert fork_server.stdin is not None
+        with contextlib.suppress(ConnectionError):  # its end is noticed below
+            fork_server.stdin.write(START)
+            await fork_server.stdin.drain()
         self._detector = HangDetector(self._limits, TICK_SECONDS)
-        watching = asyncio.create_task(self._watch(process))
-        sparing = asyncio.create_task(self._keep_spare())
+        watching = asyncio.create_task(self._watch(fork_server))
+        life = asyncio.create_task(self._read_reports(fork_server))
         try:
-            refusal = await self._read_reports(process)
-            await process.wait()
+            return await asyncio.shield(life)
         finally:
             watching.cancel()
-            sparing.cancel()
+            await self._end(fork_server, life)
             self.pid = None
-            await _end(process)
-        return process.returncode or 0, refusal
 
-    async def _spawn(self, *more: str) -> asyncio.subprocess.Process:
-        """A process that starts an engine; a spare one reads when to from its standard input."""
-        return await asyncio.create_subprocess_exec(
-            *self._command,
-            self._client.address,
-            msgspec.json.encode(self._config).decode(),
-            str(os.getpid()),
-            *more,
-            stdin=asyncio.subprocess.PIPE if more else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-        )
+    async def _living_fork_server(self) -> asyncio.subprocess.Process:
+        if self._fork_server is None or self._fork_server.returncode is not None:
+            self._fork_server = await asyncio.create_subprocess_exec(
+                *self._command,
+                self._client.address,
+                msgspec.json.encode(self._config).decode(),
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+        return self._fork_server
 
-    async def _keep_spare(self) -> None:
-        """Has a spare process made once the engine has served for a while."""
-        if self._policy.spare_after is None:
-            return
-        try:
-            await self._client.wait_ready()
-            await asyncio.sleep(self._policy.spare_after)
-            self._spare = await self._make_spare()
-        except EngineUnavailable:
-            return  # none will be needed
-        except OSError:
-            logger.exception("There is no spare engine process")
+    async def _drop_fork_server(self) -> None:
+        """Ends it with the engine that it may have: it has nothing to lose."""
+        fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            _kill(fork_server)
+            await fork_server.wait()
 
-    async def _make_spare(self) -> asyncio.subprocess.Process | None:
-        """Returns once it has imported all; None where it ended instead."""
-        spare = await self._spawn(SPARE)
-        assert spare.stdout is not None
-        try:
-            line = await spare.stdout.readline()
-        except asyncio.CancelledError:  # the engine ended first: now a whole start is faster
-            _kill(spare)
-            raise
-        if line == READY:
-            return spare
-        logger.error("The spare engine process ended before it was needed")
-        return None
+    async def _read_reports(self, fork_server: asyncio.subprocess.Process) -> tuple[int, str]:
+        """Notes heartbeats until the engine ends; how it ended, and what it refused to start with.
 
-    def _start_spare(self) -> asyncio.subprocess.Process | None:
-        """The spare process, which starts an engine now; None where there is none that lives."""
-        spare, self._spare = self._spare, None
-        if spare is None or spare.returncode is not None or spare.stdin is None:
-            return None
-        spare.stdin.write(START)
-        spare.stdin.close()
-        return spare
-
-    def _drop_spare(self) -> None:
-        """It has nothing to lose."""
-        if self._spare is not None:
-            _kill(self._spare)
-        self._spare = None
-
-    async def _read_reports(self, process: asyncio.subprocess.Process) -> str:
-        """Notes heartbeats until the engine closes its end; what it refused to start with."""
-        assert process.stdout is not None
+        Where the engine is the process itself, or that process ends first, its status is taken.
+        """
+        assert fork_server.stdout is not None
         decoder, refusal = msgspec.json.Decoder(Report), ""
-        async for line in process.stdout:
+        async for line in fork_server.stdout:
             with contextlib.suppress(msgspec.MsgspecError):  # the last one may have been cut
-                report = decoder.decode(line)
-                match report:
-                    case Beat():
-                        self._detector.note(report)
-                    case Refusal():
-                        refusal = report.message
-        return refusal
+                match decoder.decode(line):
+                    case Started(pid):
+                        self.pid = pid
+                    case Beat() as beat:
+                        self._detector.note(beat)
+                    case Refusal(message):
+                        refusal = message
+                    case Ended(status):
+                        return status, refusal
+        return await fork_server.wait(), refusal
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, fork_server: asyncio.subprocess.Process) -> None:
         """Kills the engine once it is hung; nothing less ends a process that is stopped."""
-        while True:
+        reason = None
+        while reason is None:
             await asyncio.sleep(TICK_SECONDS)
             reason = self._detector.tick()
-            if reason is not None:
-                logger.error("The engine hangs: %s; it is killed", reason)
-                _kill(process)
-                return
+        logger.error("The engine hangs: %s; it is killed", reason)
+        self._signal(fork_server, signal.SIGKILL)
+        await asyncio.sleep(NOTICE_SECONDS)
+        _kill(fork_server)  # it hangs, too: it would have reported the engine's end
 
+    async def _end(
+        self, fork_server: asyncio.subprocess.Process, life: asyncio.Task[tuple[int, str]]
+    ) -> None:
+        """Ends the engine, where it has not ended yet."""
+        if life.done():
+            return
+        self._signal(fork_server, signal.SIGTERM)
+        await asyncio.wait([life], timeout=NOTICE_SECONDS)
+        if not life.done():
+            _kill(fork_server)  # and with it the engine
+            await life
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), timeout=10)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    def _signal(self, fork_server: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        """To the engine, or to the process that was about to fork it."""
+        if self.pid is None:
+            _kill(fork_server)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

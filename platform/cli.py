@@ -89,7 +89,6 @@ OPTIONS = {  # the settings that are options of `serve`, and what their values a
     "max_adapter_slots": "N",
     "adapter_memory": "BYTES",
     "seed": "N",
-    "no_spare": "",
     "hang_timeout": "SECONDS",
     "step_timeout": "SECONDS",
     "num_threads": "N",

@@ -22,7 +22,6 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from loraplex.adapters.manifest import Activation
 from loraplex.engine.config import MAX_THREADS, EngineConfig, HangLimits, defaults
 from loraplex.engine.sampling_params import MAX_SEED
-from loraplex.engine.supervisor import RestartPolicy
 from loraplex.platform.errors import SettingsRefused
 from loraplex.platform.http.connections import ConnectionLimits
 
@@ -294,9 +293,6 @@ class Settings(BaseSettings):
         le=MAX_SEED,
         description="Seed for requests without a seed of their own; not set: random",
     )
-    no_spare: bool = Field(
-        False, description="Do not keep a spare process that shortens a restart of the engine"
-    )
     hang_timeout: float = Field(
         _HANG_LIMITS["hang_timeout"],
         ge=2,
@@ -360,9 +356,6 @@ class Settings(BaseSettings):
     @property
     def adapter_store(self) -> Path:
         return self.home_folder / "adapters"
-
-    def restart_policy(self) -> RestartPolicy:
-        return RestartPolicy(spare_after=None) if self.no_spare else RestartPolicy()
 
     def hang_limits(self) -> HangLimits:
         return HangLimits(hang_timeout=self.hang_timeout, step_timeout=self.step_timeout)

@@ -78,13 +78,16 @@ class Deployment:
             allow_chat_templates=settings.allow_chat_templates,
         )
         self._supervisor = EngineSupervisor(
-            settings.engine_config(), self.engine, settings.restart_policy(), settings.hang_limits()
+            settings.engine_config(), self.engine, limits=settings.hang_limits()
         )
+        self._on_progress = on_progress
         self._failed = asyncio.Event()
         self._failure = StartFailed([])
 
     async def start(self) -> None:
         """Begins to start the engine, and returns."""
+        if self._on_progress is not None:
+            self._on_progress(StartProgress("Loading libraries", 0, 1))
         await self.engine.start()
         self._supervising = asyncio.create_task(self._supervise())
         self._reading = asyncio.create_task(self._read_tokenizer())

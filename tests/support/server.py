@@ -110,18 +110,19 @@ class Server:
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
     def engine(self) -> psutil.Process:
-        """The engine's process, as soon as there is one; a spare one is younger."""
+        """The engine's process, as soon as there is one."""
         deadline = time.monotonic() + 60
         while not (engines := self._engines()):
             assert time.monotonic() < deadline, "".join(self.log)
             time.sleep(0.01)
-        return min(engines, key=lambda engine: engine.create_time())
+        return engines[0]
 
     def _engines(self) -> list[psutil.Process]:
-        """Chat templates run in children of the server too."""
+        """The forks of the fork server; chat templates run in children of the server too."""
         children = psutil.Process(self._process.pid).children()
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [child for child in children if "loraplex.engine.server" in child.cmdline()]
+            servers = [child for child in children if "loraplex.engine.server" in child.cmdline()]
+            return [engine for server in servers for engine in server.children()]
         return []
 
     def stop(self) -> int:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -45,33 +46,35 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
     Usage,
 )
-from loraplex.engine.server import serve
-from loraplex.engine.spare import SPARE, wait_until_needed
+from loraplex.engine.server import run
 
 # Last prompt tokens.
 REFUSED, BROKEN, FATAL, DEADLY, ENDLESS, DEADLOCKED, LATE = 901, 902, 903, 904, 905, 906, 907
 
 
+INFO = EngineInfo(
+    model="Fake",
+    model_revision="0",
+    tokenizer_path="",
+    max_model_len=128,
+    max_num_seqs=8,
+    vocab_size=1000,
+    eos_token_ids=[1],
+    num_blocks=8,
+    block_size=16,
+    device="cpu",
+    dtype="float32",
+    recorded_steps="none",
+    pid=0,
+)
+
+
 class FakeEngine:
-    info = EngineInfo(
-        model="Fake",
-        model_revision="0",
-        tokenizer_path="",
-        max_model_len=128,
-        max_num_seqs=8,
-        vocab_size=1000,
-        eos_token_ids=[1],
-        num_blocks=8,
-        block_size=16,
-        device="cpu",
-        dtype="float32",
-        recorded_steps="none",
-        pid=os.getpid(),
-    )
     is_waiting = False
 
     def __init__(self, mood: str = "fake") -> None:
         self.mood = mood
+        self.info = msgspec.structs.replace(INFO, pid=os.getpid())
         self.running: dict[str, list[int]] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.outcomes: list[Event] = []
@@ -210,24 +213,19 @@ class FakeEngine:
         ]
 
 
+def make_engine(config: EngineConfig, progress: Callable[[StartProgress], None]) -> FakeEngine:
+    for _ in range(20 if config.model == "slow" else 1):
+        progress(StartProgress("Counting", 1, 2))
+        time.sleep(0.05)
+    if config.model == "refused":
+        raise ConfigRefused("3 blocks are needed, 2 fit")
+    if config.model == "crashing":
+        os._exit(7)
+    return FakeEngine(config.model)
+
+
 def main() -> int:
-    address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
-
-    if SPARE in sys.argv[4:] and not wait_until_needed(lambda: None):
-        return 0
-
-    def make_engine(progress: object) -> FakeEngine:
-        assert callable(progress)
-        for _ in range(20 if config.model == "slow" else 1):
-            progress(StartProgress("Counting", 1, 2))
-            time.sleep(0.05)
-        if config.model == "refused":
-            raise ConfigRefused("3 blocks are needed, 2 fit")
-        if config.model == "crashing":
-            os._exit(7)
-        return FakeEngine(config.model)
-
-    return serve(address, make_engine, int(sys.argv[3]))
+    return run(lambda: None, make_engine)
 
 
 if __name__ == "__main__":

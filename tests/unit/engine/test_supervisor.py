@@ -8,9 +8,9 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from importlib import import_module
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 from support.engine import fake_engine
@@ -32,14 +32,12 @@ from loraplex.engine.protocol import (
     UnregisterAdapter,
 )
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.spare import wait_until_needed
 from loraplex.engine.supervisor import EngineSupervisor, RestartPolicy
 
 pytestmark = pytest.mark.anyio
 
 COMMAND = (sys.executable, "-P", fake_engine.__file__)
 HASTY = RestartPolicy(max_failed_starts=2, delay=0.01)
-SPARING = RestartPolicy(delay=0.01, spare_after=0.0)
 FOREVER = 10_000_000
 
 Hang = Callable[[EngineClient, EngineSupervisor], Awaitable[None]]
@@ -272,50 +270,70 @@ async def replace(client: EngineClient, supervisor: EngineSupervisor) -> None:
     await asyncio.wait_for(client.wait_ready(), 30)
 
 
-async def a_spare(supervisor: EngineSupervisor) -> int:
-    while (pid := supervisor.spare_pid) is None:
-        await asyncio.sleep(0.01)
-    return pid
+def fork_server_of(supervisor: EngineSupervisor) -> psutil.Process:
+    return psutil.Process(supervisor.pid).parent() or pytest.fail("the engine is an orphan")
 
 
-async def test_a_spare_process_takes_the_engines_place(tmp_path: Path) -> None:
-    async with engine(tmp_path, policy=SPARING) as (client, supervisor):
-        for _ in range(2):
-            spare = await a_spare(supervisor)
-            assert spare != supervisor.pid
-            await replace(client, supervisor)
-
-            assert supervisor.pid == spare
-            assert len(await collect(client, request())) == 3
-
-
-async def test_an_engine_without_a_living_spare_is_replaced_all_the_same(tmp_path: Path) -> None:
-    async with engine(tmp_path, policy=SPARING) as (client, supervisor):
-        spare = await a_spare(supervisor)
-        os.kill(spare, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            while True:
-                os.kill(spare, 0)
-                await asyncio.sleep(0.01)
+async def test_engines_are_forks_of_one_process(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, supervisor):
+        first, fork_server = supervisor.pid, fork_server_of(supervisor)
         await replace(client, supervisor)
 
+        assert supervisor.pid != first
+        assert fork_server_of(supervisor) == fork_server != psutil.Process()
         assert len(await collect(client, request())) == 3
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_spare_process_that_cannot_import_is_not_used() -> None:
-    assert not wait_until_needed(lambda: import_module("loraplex.nowhere"))
+async def test_an_engine_ends_with_its_fork_server_and_is_replaced(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (client, supervisor):
+        first, fork_server = supervisor.pid, fork_server_of(supervisor)
+        fork_server.kill()
+        while client.is_alive:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(client.wait_ready(), 30)
+
+        assert supervisor.pid != first
+        assert fork_server_of(supervisor) != fork_server
+        assert len(await collect(client, request())) == 3
 
 
-async def test_a_spare_process_ends_with_its_supervisor(tmp_path: Path) -> None:
-    async with engine(tmp_path, policy=SPARING) as (_, supervisor):
-        spare = await a_spare(supervisor)
+async def test_a_fork_server_that_hangs_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex.engine.supervisor.NOTICE_SECONDS", 0.5)
+    limits = HangLimits(hang_timeout=2, step_timeout=2)
+    async with engine(tmp_path, limits=limits) as (client, supervisor):
+        fork_server = fork_server_of(supervisor)
+        fork_server.suspend()
+        await replace(client, supervisor)
 
-    async with asyncio.timeout(10):
-        with contextlib.suppress(ProcessLookupError):
-            while True:
-                os.kill(spare, 0)
-                await asyncio.sleep(0.01)
+        assert fork_server_of(supervisor) != fork_server
+        assert len(await collect(client, request())) == 3
+
+
+async def test_a_fork_server_ends_with_its_supervisor(tmp_path: Path) -> None:
+    async with engine(tmp_path) as (_, supervisor):
+        fork_server = fork_server_of(supervisor)
+
+    assert not fork_server.is_running()
+
+
+async def test_an_engine_that_cannot_be_forked_is_started_anew_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys; from loraplex.engine import fork_server; fork_server.CAN_FORK = False; "
+        "from support.engine import fake_engine; sys.exit(fake_engine.main())"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    async with engine(tmp_path) as (client, supervisor):
+        first = supervisor.pid
+        await replace(client, supervisor)
+
+        assert supervisor.pid != first
+        assert fork_server_of(supervisor) == psutil.Process()
+        assert len(await collect(client, request())) == 3
 
 
 async def test_an_error_of_the_supervisor_itself_is_tried_again(
