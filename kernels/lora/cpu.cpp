@@ -178,14 +178,15 @@ struct Plan {
       blocks += (count + ROW_BLOCK - 1) / ROW_BLOCK;
     });
     for_segments(batch, [&](const Operand& operand, const int64_t* rows, long count) {
-      const long shrink = operand.ranks * operand.depth * element_bytes, expand = expand_bytes(operand, element_bytes);
+      const long shrunk = operand.ranks * operand.depth * element_bytes;
+      const long expanded = expand_bytes(operand, element_bytes);
       const long row_blocks = (count + ROW_BLOCK - 1) / ROW_BLOCK;
-      const long parts = std::max(parts_of(shrink, expand), expand > PART_BYTES ? threads / blocks : 1);
+      const long parts = std::max(parts_of(shrunk, expanded), expanded > PART_BYTES ? threads / blocks : 1);
       for (long i = 0; i < row_blocks; i++) {
         const long first = count * i / row_blocks, end = count * (i + 1) / row_blocks;
         for (long p = 0; p < parts; p++) tasks.push_back({&operand, rows + first, end - first, p, parts});
       }
-      work += (shrink + expand) * ((count + FEW_ROWS - 1) / FEW_ROWS);
+      work += (shrunk + expanded) * ((count + FEW_ROWS - 1) / FEW_ROWS);
     });
   }
 
@@ -193,7 +194,9 @@ struct Plan {
   static constexpr long PART_BYTES = 32 * 1024;
 
   // Every part computes the whole shrink product, which must be small beside the expand product.
-  static long parts_of(long shrink, long expand) { return std::max(1L, expand / std::max(PART_BYTES, 8 * shrink)); }
+  static long parts_of(long shrunk, long expanded) {
+    return std::max(1L, expanded / std::max(PART_BYTES, 8 * shrunk));
+  }
 
   // The segments that have both rows and weights.
   template <typename Body>
@@ -208,14 +211,14 @@ struct Plan {
 };
 
 template <typename E, typename Shrink>
-void add_lora(Output<E> out, const Batch& batch, int threads, Shrink shrink) {
+void add_lora(Output<E> out, const Batch& batch, int threads, Shrink shrink_task) {
   constexpr long GRAIN = 64 * 1024;  // bytes worth a thread
   const Plan plan(batch, sizeof(E), threads);
   const auto body = [&](long i) {
     static thread_local Scratch scratch;
     const Task& task = plan.tasks[i];
     Hidden<E> hidden(task, scratch);
-    shrink(task, hidden.wide, hidden.stride);
+    shrink_task(task, hidden.wide, hidden.stride);
     if constexpr (sizeof(E) == 2) hidden.split(task.count);
     long rank = 0;
     for (long s = 0; s < task.operand->slices; s++) {
@@ -233,18 +236,18 @@ void add_lora(Output<E> out, const Batch& batch, int threads, Shrink shrink) {
   extern "C" void LINEAR(E* out, long out_stride, const E* x, long x_stride, const Operand* const* table, \
                          const int64_t* rows, const int64_t* slots, const int64_t* starts,               \
                          long capacity, int threads) {                                                   \
-    const auto shrink = [&](const Task& task, float* hidden, long stride) {                                \
+    const auto shrink_task = [&](const Task& task, float* hidden, long stride) {                         \
       shrink<E>(task, x, x_stride, hidden, stride);                                                      \
     };                                                                                                   \
-    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, shrink);               \
+    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, shrink_task);        \
   }                                                                                                      \
   extern "C" void EMBEDDING(E* out, long out_stride, const int64_t* tokens, float embed_scale,           \
                             const Operand* const* table, const int64_t* rows, const int64_t* slots,      \
                             const int64_t* starts, long capacity, int threads) {                         \
-    const auto shrink = [&](const Task& task, float* hidden, long stride) {                                \
+    const auto shrink_task = [&](const Task& task, float* hidden, long stride) {                         \
       look_up<E>(task, tokens, embed_scale, hidden, stride);                                             \
     };                                                                                                   \
-    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, shrink);               \
+    add_lora<E>({out, out_stride}, {table, rows, slots, starts, capacity}, threads, shrink_task);        \
   }
 
 LORAPLEX_ADD_LORA(float, lpx_add_lora_float, lpx_add_embedding_lora_float)
