@@ -1,0 +1,99 @@
+"""assemble: the prompts of a call become requests to an engine, and the event loop goes on."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from loraplex.engine.model_limits import ModelLimits
+from loraplex.engine.protocol import GenerateRequest
+from loraplex.engine.request_seeds import RequestSeeds
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.text.tokenizer import Tokenizer
+from loraplex.platform.auth.principal import Principal
+from loraplex.platform.catalog.service import Model
+from loraplex.platform.inference.generation import Generation, Prompt
+from loraplex.platform.inference.limits import fit
+from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
+from loraplex.platform.inference.prompts.tokenizer_threads import TokenizerJob
+
+TOKENS_AT_ONCE = 2**15  # of prompts, that are checked and copied before other work has its turn
+
+
+@dataclass(frozen=True)
+class CallTerms:
+    """What is known of a call before its prompts are tokenised."""
+
+    id: str
+    param: str  # the field that holds the prompts, for errors
+    principal: Principal
+    model: Model
+    prefix: PromptPrefix | None
+    limits: ModelLimits
+    priority: int
+    fingerprint: str  # of the model that answers
+    default_tokens: int | None  # `max_tokens` of a call that names none; None: as many as fit
+
+    def tokenizer_job(self, num_characters: int) -> TokenizerJob:
+        max_tokens = self.limits.max_model_len
+        return TokenizerJob(self.principal.tenant, self.param, num_characters, max_tokens)
+
+
+async def assemble(
+    terms: CallTerms,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    seeds: RequestSeeds,
+    tokenizer: Tokenizer,
+) -> Generation:
+    """Returns a generation with one request per prompt, each with a seed of its own, so that any
+    engine gives the same tokens.
+
+    Raises:
+        RequestRejected: if a prompt is none, or does not fit together with its answer.
+    """
+    requests = [
+        _request(terms, number, prompt, sampling, seeds)
+        async for number, prompt in _by_turns(prompts)
+    ]
+    return Generation(
+        id=terms.id,
+        created=int(time.time()),
+        model=terms.model.name,
+        prompts=list(prompts),
+        requests=requests,
+        tokenizer=tokenizer,
+        fingerprint=terms.fingerprint,
+    )
+
+
+async def _by_turns(prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Prompt]]:
+    """Yields numbered prompts, and the event loop to other tasks between pieces of work."""
+    num_tokens = 0
+    for number, prompt in enumerate(prompts):
+        yield number, prompt
+        num_tokens += len(prompt.token_ids)
+        if num_tokens >= TOKENS_AT_ONCE:
+            num_tokens = 0
+            await asyncio.sleep(0)
+
+
+def _request(
+    terms: CallTerms, number: int, prompt: Prompt, sampling: SamplingParams, seeds: RequestSeeds
+) -> GenerateRequest:
+    base = terms.prefix.prompt if terms.prefix else None
+    own = prompt.token_ids[len(base.token_ids) :] if base else prompt.token_ids
+    fitted = fit(terms.limits, terms.param, prompt.token_ids, sampling, terms.default_tokens)
+    return GenerateRequest(
+        request_id=f"{terms.id}-{number}",
+        tenant=terms.principal.tenant,
+        namespace=terms.principal.namespace,
+        prompt_token_ids=own,
+        sampling=msgspec.structs.replace(fitted, seed=seeds.of(sampling)),
+        adapter=terms.model.adapter,
+        base_prompt=base.ref if base else None,
+        priority=terms.priority,
+        call_id=terms.id,
+    )
