@@ -24,17 +24,21 @@ ANSWERS = {  # path: the whole answer, and one event of a stream
 }
 ERRORS = {
     "400": "The request cannot be obeyed; the message names every fault",
-    "401": "There is no valid key",
+    "401": "There is no valid key or token",
     "403": "The route needs the operator's key",
     "404": "There is no such model, adapter or base prompt",
+    "408": "The body did not arrive in time",
     "409": "The name is taken",
     "413": "The body is too large",
     "422": "The adapter cannot be served",
+    "429": "Too many choices run and wait; try again later",
     "500": "The server failed on this request",
     "503": "The engine is not ready, or has no room; try again later",
 }
-OF_BODIES = {"400", "413", "500", "503"}
+OF_BODIES = {"400", "408", "413", "500", "503"}
+OF_INFERENCE = {"404", "429"}
 OF_ADAPTERS = {"403", "409", "422"}
+UNPROTECTED = {"/health": {"503"}, "/ping": {"503"}, "/metrics": {"401"}}  # path: statuses
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -102,12 +106,14 @@ def _complete(
 def _statuses(path: str, operation: dict[str, Any]) -> set[str]:
     """Of the errors that can come."""
     if not path.startswith(PROTECTED):
-        return {"503"} if path in ("/health", "/ping") else set()
+        return UNPROTECTED.get(path, set())
     statuses = {"401"}
     if "requestBody" in operation:
         statuses |= OF_BODIES
     if path.endswith("load_lora_adapter"):
         statuses |= OF_ADAPTERS
-    if path in ANSWERS or path.endswith("unload_lora_adapter") or "{" in path:
+    if path in ANSWERS:
+        statuses |= OF_INFERENCE
+    if path.endswith("unload_lora_adapter") or "{" in path:
         statuses |= {"404"}
     return statuses

@@ -105,8 +105,13 @@ def test_a_prompt_can_be_scored_without_an_answer(client: OpenAI, is_stream: boo
 
 
 def test_no_answer_and_no_echo_ask_for_nothing(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="max_tokens must be"):
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be at least 1, or 0 with"):
         client.completions.create(**{**PROMPT, "max_tokens": 0})
+    scoring = {**PROMPT, "max_tokens": 0, "echo": True}
+    with pytest.raises(openai.BadRequestError, match="must not exceed max_tokens"):
+        client.completions.create(**scoring, extra_body={"min_tokens": 2})
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be between 1 and"):
+        client.chat.completions.create(**{**CHAT, "max_tokens": 0})
 
 
 def test_only_allowed_tokens_come(client: OpenAI, tokenizer: Tokenizer) -> None:

@@ -47,12 +47,18 @@ def chat_logprobs(
                 bytes=position.chosen.bytes,
                 top_logprobs=[
                     TopLogprob(token_text(token, as_ids), finite(token.logprob), token.bytes)
-                    for token in position.top
+                    for token in _chosen_first(position)
                 ],
             )
             for position in positions
         ]
     )
+
+
+def _chosen_first(position: protocol.PositionLogprobs) -> list[protocol.TokenLogprob]:
+    """Returns the sampled token and then the likeliest others; none if none were asked for."""
+    others = [token for token in position.top if token.token_id != position.chosen.token_id]
+    return [position.chosen, *others] if position.top else []
 
 
 def completion_logprobs(

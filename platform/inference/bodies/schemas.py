@@ -8,6 +8,7 @@ from pydantic import field_validator as validates
 from typing_extensions import TypedDict
 
 from loraplex.engine.sampling_params import MAX_COUNT
+from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.inference.answers.answer_options import AnswerOptions
 from loraplex.platform.inference.bodies.fields import Body, Ignored, Text, Within, check_text, only
 from loraplex.platform.inference.bodies.sampling_fields import LIMITS, SamplingFields
@@ -162,8 +163,23 @@ class CompletionRequest(SamplingFields):
 
     @property
     def only_scores(self) -> bool:
-        """Whether no answer is wanted, only the prompt with its log-probabilities."""
-        return self.max_tokens == 0 and self.echo is True
+        """Whether no answer is wanted, only the prompt with its log-probabilities.
+
+        Raises:
+            InvalidRequest: if nothing is wanted at all, or no answer but its shortest length.
+        """
+        if self.max_tokens != 0:
+            return False
+        if self.echo is not True:
+            raise InvalidRequest(
+                "max_tokens must be at least 1, or 0 with echo, which scores the prompt.",
+                "max_tokens",
+            )
+        if self.min_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens (0)", "min_tokens"
+            )
+        return True
 
     @property
     def answer_options(self) -> AnswerOptions:

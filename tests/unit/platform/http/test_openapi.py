@@ -51,7 +51,7 @@ def test_answers_are_objects_or_events(schema: dict[str, Any], path: str) -> Non
 def test_the_statuses_are_those_that_come(schema: dict[str, Any], path: str) -> None:
     statuses = set(schema["paths"][path]["post"]["responses"])
 
-    assert statuses == {"200", "400", "401", "404", "413", "500", "503"}
+    assert statuses == {"200", "400", "401", "404", "408", "413", "429", "500", "503"}
 
 
 def test_no_answer_of_json_is_without_a_schema(schema: dict[str, Any]) -> None:

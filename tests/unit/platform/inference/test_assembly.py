@@ -81,4 +81,5 @@ async def test_other_work_has_its_turn_between_pieces_of_many_prompts() -> None:
     await assembled(prompts)
     counting.cancel()
 
-    assert num_turns >= 200 * 2000 // (TOKENS_AT_ONCE + 2000)
+    num_pieces = 200 * 2000 // (TOKENS_AT_ONCE + 2000)
+    assert num_turns >= num_pieces - 1  # between them

@@ -64,6 +64,18 @@ def test_the_chosen_token_comes_first_then_the_likeliest() -> None:
 
     assert list(logprobs.top_logprobs[0] or {}) == ["z", "a", "b"]
     assert [list(by_id or {}) for by_id in prompt_logprobs(positions) or []] == [[9, 1, 2]]
+    (shown,) = chat_logprobs(positions).content
+    assert [other.token for other in shown.top_logprobs] == ["z", "a", "b"]
+
+
+def test_a_chosen_token_among_the_likeliest_is_shown_once_and_only_where_any_are() -> None:
+    a, b = token(1, "a", -0.1), token(2, "b", -0.2)
+    positions = [PositionLogprobs(chosen=b, top=[a, b]), PositionLogprobs(chosen=b, top=[])]
+
+    first, second = chat_logprobs(positions).content
+
+    assert [other.token for other in first.top_logprobs] == ["b", "a"]
+    assert second.top_logprobs == []
 
 
 def test_two_tokens_of_the_same_text_keep_the_likelier_one() -> None:
