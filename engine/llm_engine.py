@@ -298,6 +298,7 @@ class LLMEngine:
             logprobs=[self._token_text.with_text(update.logprobs)] if update.logprobs else None,
             prompt_logprobs=self._prompt_logprobs(sequence) if first else None,
             cached_tokens=None if update.position else sequence.num_cached_tokens,
+            queue_seconds=None if update.position else sequence.queue_seconds,
             finish_reason=update.finish_reason,
             stop_reason=sequence.stop_reason if update.finish_reason else None,
             usage=_usage(sequence) if update.finish_reason else None,

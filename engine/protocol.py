@@ -184,6 +184,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     logprobs: list[PositionLogprobs] | None = None  # one per token id
     prompt_logprobs: list[PositionLogprobs | None] | None = None  # on the first event; [0] is None
     cached_tokens: int | None = None  # as in `Usage`; on each choice's first event
+    queue_seconds: float | None = None  # from arrival to first admission; on the same event
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     usage: Usage | None = None  # this choice's, on the event with a finish_reason

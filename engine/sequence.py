@@ -19,7 +19,7 @@ _SHARED_BY_CHOICES = (  # values that nobody changes in place
     *("request_id", "tenant", "namespace", "adapter", "adapter_start", "frontier", "base_prompt"),
     *("output", "priority", "call", "turn", "arrival", "sampling", "seed", "max_len", "status"),
     *("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "added_at", "adapter_slot"),
-    *("finish_reason", "stop_reason"),
+    *("queue_seconds", "finish_reason", "stop_reason"),
 )
 
 
@@ -96,6 +96,7 @@ class Sequence:
         self.num_cached_tokens: int | None = None  # set by the scheduler at first admission
         self.num_preemptions = 0
         self.added_at = 0.0  # on the metering's clock; set by the scheduler
+        self.queue_seconds = 0.0  # until its first admission; set by the scheduler
         self.block_keys = BlockKeys()  # of its full blocks; kept by the KV manager
         self.adapter_slot = -1  # set by the scheduler while it runs
         self.prompt_logprobs: list[Logprobs | None] | None = None  # [0] stays None

@@ -246,7 +246,8 @@ class Scheduler:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = admission.cached.num_tokens
             metering = self.kv.pool.metering
-            metering.note_wait(sequence.tenant, metering.now() - sequence.added_at)
+            sequence.queue_seconds = metering.now() - sequence.added_at
+            metering.note_wait(sequence.tenant, sequence.queue_seconds)
         self.waiting.begin(sequence)
         self.running.append(sequence)
         sequence.status = SequenceStatus.RUNNING

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from loraplex.platform.errors import SettingsRefused
+from loraplex.platform.data_folder import unusable, writable_folder
 
 _NAME = "namespace"
 _FORM = re.compile(r"[0-9a-f]{32}")
@@ -20,9 +20,8 @@ def kept_namespace(home: Path) -> str:
     Raises:
         SettingsRefused: nothing can be kept in that folder.
     """
-    path = home / _NAME
+    path = writable_folder(home) / _NAME
     try:
-        home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{_NAME}.lock"):
             found = path.read_text(errors="replace") if path.exists() else ""
             if not _FORM.fullmatch(found):
@@ -31,6 +30,4 @@ def kept_namespace(home: Path) -> str:
                 path.write_text(found)
         return found
     except OSError as error:
-        reason = "it is no folder" if home.is_file() else error.strerror
-        fault = f"LORAPLEX_HOME: {str(home)!r} cannot be used as data folder: {reason}"
-        raise SettingsRefused([fault]) from error
+        raise unusable(path, error) from error

@@ -26,6 +26,7 @@ from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.catalog.store import AdapterSource, InMemoryCatalog
 from loraplex.platform.config import Settings
+from loraplex.platform.data_folder import writable_folder
 from loraplex.platform.engines.failover import Failover
 from loraplex.platform.engines.reconciler import Reconciler
 from loraplex.platform.engines.sockets import prepare_folder, socket_path
@@ -62,12 +63,13 @@ class Deployment:
         self.catalog = Catalog(settings.served_model_name, InMemoryCatalog())
         self.base_prompts = BasePrompts()
         self._prompt_sources = read_prompts(settings.base_prompts)
-        self.metrics = Metrics(settings.served_model_name)
         self._socket = socket_path(settings.home_folder)
         prepare_folder(self._socket.parent)
+        writable_folder(settings.adapter_store)
         self.engine = EngineClient(f"ipc://{self._socket}", self._prepare, on_progress)
         self.reconciler = Reconciler(self.catalog, self.base_prompts)
         self.failover = Failover(self.engine)
+        self.metrics = Metrics(settings.served_model_name, self.failover.stats)
         self.usage: UsageSink = InMemoryUsage()
         self.accounting = Accounting(InMemoryQuotas(settings.max_open_choices), self.usage)
         self.inference = InferenceService(

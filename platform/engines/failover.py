@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable, RequestRejected
@@ -15,6 +16,14 @@ MAX_MOVES = 2
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class FailoverStats:
+    """Counted from the server's start."""
+
+    moves: int = 0  # calls that went on in another engine
+    quarantined: int = 0  # calls that ended two engines
+
+
 class Failover:
     """Generates like an `EngineClient`, and outlives its engine.
 
@@ -23,6 +32,7 @@ class Failover:
     """
 
     def __init__(self, engine: EngineClient) -> None:
+        self.stats = FailoverStats()
         self._engine = engine
         self._suspects = Suspects(engine.stats)
 
@@ -53,6 +63,7 @@ class Failover:
                 if call.num_moves > MAX_MOVES or self._engine.is_given_up:
                     raise
                 is_suspect = self._is_suspect(call)
+                self.stats.moves += 1
 
     async def _attempt(self, call: Call, is_suspect: bool) -> AsyncGenerator[TokenEvent, None]:
         """One engine's events."""
@@ -81,6 +92,7 @@ class Failover:
         """Raises RequestRejected if it is more than that."""
         verdict = self._suspects.judge(call)
         if verdict is Verdict.GUILTY:
+            self.stats.quarantined += 1
             logger.error("A request was quarantined: the engine ended twice while it ran")
             raise RequestRejected(FailureCode.REQUEST_QUARANTINED, QUARANTINED)
         return verdict is Verdict.SUSPECT

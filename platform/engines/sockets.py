@@ -6,7 +6,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from loraplex.platform.errors import SettingsRefused
+from loraplex.platform.data_folder import unusable, writable_folder
 
 MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
 
@@ -25,15 +25,14 @@ def prepare_folder(folder: Path) -> None:
     Raises:
         SettingsRefused: the folder cannot be used.
     """
+    writable_folder(folder)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         for path in folder.glob("engine-*.sock"):
             if _is_left(path):
                 path.unlink(missing_ok=True)
     except OSError as error:
-        fault = f"LORAPLEX_HOME: {str(folder)!r} cannot be used for sockets: {error.strerror}"
-        raise SettingsRefused([fault]) from error
+        raise unusable(folder, error) from error
 
 
 def _is_left(path: Path) -> bool:

@@ -1,8 +1,10 @@
 """Metrics for Prometheus, under vLLM's names where vLLM has the metric."""
 
 import time
+from collections import Counter as Counts
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from prometheus_client import (
@@ -16,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from loraplex.engine.protocol import BasePromptStats, EngineStats, FinishReason, TenantStats
+from loraplex.platform.engines.failover import FailoverStats
 from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 80)
@@ -123,6 +126,16 @@ COUNTERS = {
         "Number of adapters evicted from a device slot",
     ),
 }
+FAILOVER_COUNTERS = {
+    "loraplex:request_moves": (
+        "moves",
+        "Number of times that a request continued in another engine after its own had ended",
+    ),
+    "loraplex:requests_quarantined": (
+        "quarantined",
+        "Number of requests refused because two engines ended while running them",
+    ),
+}
 BASE_PROMPT_GAUGES = {
     "loraplex:base_prompt_blocks": "Number of KV blocks pinned by a base prompt",
     "loraplex:base_prompt_users": "Number of sequences that use a base prompt",
@@ -185,11 +198,12 @@ TENANT_COUNTERS = {
 class Metrics:
     """Times requests as this process sees them, and shows the engine's numbers beside them."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, failover: FailoverStats) -> None:
         self._model_name = model_name
         self._registry = CollectorRegistry()
         self._engine = _EngineCollector(model_name)
         self._registry.register(self._engine)
+        self._registry.register(_FailoverCollector(model_name, failover))
         self._finished = Counter(
             "vllm:request_success",
             "Choices that ended, by reason",
@@ -208,6 +222,15 @@ class Metrics:
         self._whole = self._histogram(
             "e2e_request_latency_seconds", "From a request to its last token", LONG
         )
+        self._queueing = self._histogram(
+            "request_queue_time_seconds", "From a choice's arrival to its admission", LONG
+        )
+        self._prefilling = self._histogram(
+            "request_prefill_time_seconds", "From a choice's admission to its first token", LONG
+        )
+        self._running = self._histogram(
+            "request_inference_time_seconds", "From a choice's admission to its last token", LONG
+        )
         self._decoding = self._histogram(
             "request_decode_time_seconds", "From a choice's first token to its last", LONG
         )
@@ -216,6 +239,11 @@ class Metrics:
         )
         self._generated_tokens = self._histogram(
             "request_generation_tokens", "Tokens that a choice generated", TOKENS
+        )
+        self._longest_choice = self._histogram(
+            "request_max_num_generation_tokens",
+            "Tokens that the longest choice of a request generated",
+            TOKENS,
         )
         self._max_tokens = self._histogram(
             "request_params_max_tokens", "Most tokens that a request allows, where it says", TOKENS
@@ -233,18 +261,17 @@ class Metrics:
     async def watch(
         self, generation: Generation, events: AsyncGenerator[ChoiceEvent, None]
     ) -> AsyncGenerator[ChoiceEvent, None]:
-        """Passes the events on unchanged, and takes their times."""
-        start = time.monotonic()
-        first: dict[int, float] = {}
-        latest: dict[int, float] = {}
+        """Passes the events on unchanged, and measures their times."""
+        times = _Times(time.monotonic())
         num_choices = len(generation.requests) * generation.choices_per_prompt
+        longest: Counts[int] = Counts()  # by prompt
         outcome = FinishReason.ABORT.value
         self._note_request(generation)
         self.num_active += 1
         try:
             async with aclosing(events):
                 async for item in events:
-                    self._note(item, start, first, latest)
+                    self._note(item, times, longest)
                     num_choices -= item.event.finish_reason is not None
                     yield item
         except Exception:
@@ -252,6 +279,8 @@ class Metrics:
             raise
         finally:
             self.num_active -= 1
+            for length in longest.values():
+                self._longest_choice.observe(length)
             if num_choices:
                 self._finished.labels(self._model_name, outcome).inc(num_choices)
 
@@ -262,27 +291,59 @@ class Metrics:
             if request.sampling.max_tokens is not None:
                 self._max_tokens.observe(request.sampling.max_tokens)
 
-    def _note(
-        self, item: ChoiceEvent, start: float, first: dict[int, float], latest: dict[int, float]
-    ) -> None:
+    def _note(self, item: ChoiceEvent, times: "_Times", longest: Counts[int]) -> None:
         now, event = time.monotonic(), item.event
-        if item.choice not in latest:
-            first[item.choice] = now
-            self._first_token.observe(now - start)
+        if item.choice not in times.latest:
+            self._note_first(item, now, times)
         elif event.token_ids:
-            self._between_tokens.observe((now - latest[item.choice]) / len(event.token_ids))
-        latest[item.choice] = now
+            self._between_tokens.observe((now - times.latest[item.choice]) / len(event.token_ids))
+        times.latest[item.choice] = now
         if event.finish_reason is not None:
             self._finished.labels(self._model_name, event.finish_reason.value).inc()
-            self._whole.observe(now - start)
-            self._decoding.observe(now - first[item.choice])
-            if event.usage is not None:
-                self._generated_tokens.observe(event.usage.completion_tokens)
-                self._per_token.observe((now - start) / max(1, event.usage.completion_tokens))
+            self._whole.observe(now - times.start)
+            self._decoding.observe(now - times.first[item.choice])
+            self._running.observe(now - times.admitted[item.choice])
+        if event.usage is not None:
+            num_tokens = event.usage.completion_tokens
+            longest[item.prompt] = max(longest[item.prompt], num_tokens)
+            self._generated_tokens.observe(num_tokens)
+            self._per_token.observe((now - times.start) / max(1, num_tokens))
+
+    def _note_first(self, item: ChoiceEvent, now: float, times: "_Times") -> None:
+        queued = item.event.queue_seconds or 0.0
+        admitted = min(times.start + queued, now)
+        times.first[item.choice], times.admitted[item.choice] = now, admitted
+        self._first_token.observe(now - times.start)
+        self._queueing.observe(queued)
+        self._prefilling.observe(now - admitted)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(f"vllm:{name}", text, [LABEL], buckets=buckets, registry=self._registry)
         return family.labels(self._model_name)
+
+
+@dataclass
+class _Times:
+    """When a call's choices came to what, in seconds of one clock."""
+
+    start: float
+    admitted: dict[int, float] = field(default_factory=dict)
+    first: dict[int, float] = field(default_factory=dict)
+    latest: dict[int, float] = field(default_factory=dict)
+
+
+class _FailoverCollector(Collector):
+    """Counts of this process, which go on when an engine ends."""
+
+    def __init__(self, model_name: str, stats: FailoverStats) -> None:
+        self._stats = stats
+        self._labels = [model_name]
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (attribute, text) in FAILOVER_COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=[LABEL])
+            counter.add_metric(self._labels, getattr(self._stats, attribute))
+            yield counter
 
 
 class _EngineCollector(Collector):
@@ -295,11 +356,11 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         if (stats := self.stats) is None:
             return
-        for name, (field, text) in GAUGES.items():
-            yield self._gauge(name, text, attrgetter(field)(stats))
-        for name, (field, text) in COUNTERS.items():
+        for name, (path, text) in GAUGES.items():
+            yield self._gauge(name, text, attrgetter(path)(stats))
+        for name, (path, text) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=[LABEL])
-            counter.add_metric(self._labels, attrgetter(field)(stats))
+            counter.add_metric(self._labels, attrgetter(path)(stats))
             yield counter
         held = stats.num_blocks - stats.num_free_blocks
         usage = held / stats.num_blocks if stats.num_blocks else 0.0
@@ -328,10 +389,10 @@ class _EngineCollector(Collector):
             (TENANT_GAUGES, GaugeMetricFamily),
             (TENANT_COUNTERS, CounterMetricFamily),
         ):
-            for name, (field, text) in kinds.items():
+            for name, (path, text) in kinds.items():
                 family = kind(f"loraplex:tenant_{name}", text, labels=labels)
                 for tenant in tenants:
-                    if (value := getattr(tenant, field)) is not None:
+                    if (value := getattr(tenant, path)) is not None:
                         family.add_metric([*self._labels, tenant.tenant], value)
                 yield family
         evictions = CounterMetricFamily(

@@ -13,6 +13,7 @@ from loraplex.engine.protocol import EngineStats, FailureCode
 from loraplex.platform.catalog import endpoints as adapters
 from loraplex.platform.cli import app
 from loraplex.platform.config import PREFIX, Settings
+from loraplex.platform.engines.failover import FailoverStats
 from loraplex.platform.errors import ApiError
 from loraplex.platform.http import operations
 from loraplex.platform.inference import endpoints as inference
@@ -40,7 +41,7 @@ def settings() -> set[str]:
 
 
 def metrics() -> set[str]:
-    text = Metrics("base").render(EngineStats()).decode()
+    text = Metrics("base", FailoverStats()).render(EngineStats()).decode()
     return set(re.findall(r"^# TYPE (\S+?) \w+$", text, re.MULTILINE))
 
 

@@ -1,6 +1,7 @@
 """A start that cannot work ends with one clear line for each fault, and no trace."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.server import LORAPLEX, Server
+from support.server import LORAPLEX, Server, running_server
 
 from loraplex.platform.cli import OPTIONS
 
@@ -123,6 +124,81 @@ def test_every_fault_of_every_adapter_is_named(
     assert "Adapter empty" in log
     assert "Adapter base: There is a model 'base' already." in log
     assert "Adapter red" not in log
+
+
+@pytest.fixture(scope="module")
+def lenient(
+    model_folder: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Path]]:
+    """A server that was started with a broken adapter and without any umask, and its home."""
+    folder = tmp_path_factory.mktemp("lenient")
+    broken = shutil.copytree(adapters["red"], folder / "broken")
+    config = json.loads((broken / "adapter_config.json").read_text())
+    (broken / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
+    options = [
+        f"--model={model_folder}",
+        "--kv-cache-memory=32MiB",
+        "--num-threads=1",
+        "--offload-memory=8MiB",
+        "--offload-disk=8MiB",
+        "--strict-adapters=false",
+        f"--adapter=red={adapters['red']}",
+        f"--adapter=broken={broken}",
+    ]
+    umask = os.umask(0)
+    try:
+        with running_server(folder / "home", *options) as server:
+            yield server, folder / "home"
+    finally:
+        os.umask(umask)
+
+
+def test_a_refused_adapter_need_not_end_the_start(lenient: tuple[Server, Path]) -> None:
+    server, _ = lenient
+    body = {"prompt": "Hello", "max_tokens": 2}
+
+    with server.http() as http:
+        cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
+        served = http.post("/v1/completions", json={**body, "model": "red"})
+        failed = http.post("/v1/completions", json={**body, "model": "broken"})
+
+    assert served.status_code == 200
+    assert (cards["red"]["fault"], cards["base"]["fault"]) == (None, None)
+    assert "use_dora" in cards["broken"]["fault"]
+    assert (failed.status_code, failed.json()["error"]["code"]) == (503, "adapter_unavailable")
+    assert "use_dora" in failed.json()["error"]["message"]
+    assert "The adapter broken of tenant default cannot be served" in "".join(server.log)
+
+
+def test_whatever_the_umask_nobody_else_can_read_the_data(lenient: tuple[Server, Path]) -> None:
+    _, home = lenient
+    paths = [home, *home.rglob("*")]
+
+    kinds = {path.name for path in home.iterdir()}
+    assert kinds >= {"adapters", "run", "namespace", "offload"}
+    assert {str(path) for path in paths if path.stat().st_mode & 0o077} == set()
+
+
+@pytest.mark.parametrize("name", ["", "run", "namespace", "adapters"])
+def test_a_home_that_cannot_be_used_is_told_in_one_sentence(
+    tmp_path: Path, model_folder: Path, name: str
+) -> None:
+    home = tmp_path / "home"
+    if name:
+        home.mkdir()
+    if name == "namespace":
+        (home / name).mkdir()
+    else:
+        (home / name).write_text("in the way")
+
+    status, log = refused(
+        home,
+        f"--model={model_folder}",
+    )
+
+    assert status == 2
+    assert log.startswith(f"loraplex: LORAPLEX_HOME: '{home / name}' cannot be used: ")
+    assert log.count("\n") == 1
 
 
 def test_a_server_that_is_stopped_while_it_loads_ends_clean(

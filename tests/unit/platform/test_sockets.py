@@ -36,5 +36,5 @@ def test_the_folder_is_closed_to_others(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
 
-    with pytest.raises(SettingsRefused, match="cannot be used for sockets"):
+    with pytest.raises(SettingsRefused, match=r"run. cannot be used: it is no folder"):
         prepare_folder(tmp_path / "run")

@@ -121,7 +121,9 @@ def test_a_request_has_waited_until_it_first_began_however_often_it_is_sent_back
     harness.counted_step()
     preempt_all(harness.scheduler)
     clock.now += 7.0
+    (sequence,) = harness.scheduler.waiting
 
     *_, tenant = harness.counted_run().tenants
 
     assert (tenant.queue_seconds, tenant.num_queued, tenant.num_preemptions) == (2.0, 1, 1)
+    assert sequence.queue_seconds == 2.0

@@ -17,7 +17,7 @@ from loraplex.engine.errors import EngineUnavailable, RequestRejected
 from loraplex.engine.protocol import FailureCode, FinishReason, GenerateRequest, TokenEvent
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.supervisor import EngineSupervisor, RestartPolicy
-from loraplex.platform.engines.failover import Failover
+from loraplex.platform.engines.failover import Failover, FailoverStats
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +105,7 @@ async def test_an_engines_end_is_a_pause(tmp_path: Path, number: int) -> None:
         answers = await asyncio.wait_for(asyncio.gather(*calls), 60)
 
         assert town.client.times_ready == 2
+        assert town.failover.stats == FailoverStats(moves=len(calls))
     for last, events in zip(FIRST_TOKENS, answers, strict=True):
         assert_whole(events, last)
 
@@ -154,6 +155,7 @@ async def test_who_ends_two_engines_fails_alone_and_is_not_tried_again(
             await town.call(request(poison, "again"))
 
         assert town.client.times_ready == 3
+        assert town.failover.stats.quarantined == 1
     assert isinstance(answers[0], RequestRejected), answers[0]
     assert answers[0].code is again.value.code is FailureCode.REQUEST_QUARANTINED
     for last, events in zip(FIRST_TOKENS, answers[1:], strict=True):
