@@ -27,7 +27,7 @@ install: $(INSTALLED) ## Make .venv with the locked dependencies and this source
 
 $(INSTALLED): pyproject.toml requirements.lock $(BIN)/python
 	$(BIN)/python -m pip install --quiet "$$(grep '^uv==' requirements.lock)"
-	$(BIN)/uv pip install --python $(BIN)/python --requirement requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --requirement requirements.lock
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
