@@ -1,4 +1,4 @@
-"""What a person sees while the server starts, and what they can paste once it is ready."""
+"""What the terminal shows while the server starts, and what to paste once it is ready."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ QUESTION = "Hello! What can you do?"
 
 
 class StartDisplay:
-    """One bar per stage."""
+    """Progress of the engine's start, one bar per stage."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -28,7 +28,7 @@ class StartDisplay:
         self._is_closed = False
 
     def show(self, step: StartProgress) -> None:
-        if self._is_closed:  # the engine starts anew while it serves; the log says so
+        if self._is_closed:  # a restart of the engine, which the log reports
             return
         if step.stage not in self._bars:
             self._progress.start()
@@ -48,10 +48,10 @@ class StartDisplay:
 
 
 def banner(host: str, port: int, key: str, names: list[str]) -> str:
-    """Lines for a shell: two exports, then a streaming request for each model.
+    """Returns lines for a shell: two exports, then a streaming request for each model.
 
     Args:
-        key: as the shell is to read it.
+        key: the API key as a shell word.
     """
     host = EVERYWHERE.get(host, host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -33,7 +33,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def option(setting: str, metavar: str) -> Any:
-    """A command line option with the text and the default of its setting."""
+    """Returns a command line option with its setting's help text and default."""
     field = Settings.model_fields[setting]
     shown = "none" if field.default is None or field.default == {} else field.default
     note = "must be given" if field.is_required() else f"default: {shown}"
@@ -45,7 +45,7 @@ def option(setting: str, metavar: str) -> Any:
     )
 
 
-OPTIONS = {  # the settings that are options of `serve`, and what their values are called
+OPTIONS = {  # the settings that are options of `serve`, and the names of their values
     "model": "FOLDER",
     "served_model_name": "NAME",
     "adapters": "NAME=FOLDER",
@@ -98,7 +98,7 @@ OPTIONS = {  # the settings that are options of `serve`, and what their values a
 
 
 def with_options(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
-    """The command with one parameter for each of `OPTIONS`; it is called with those given."""
+    """Gives a command one parameter per entry of `OPTIONS`, and calls it with those given."""
 
     @functools.wraps(command)
     def call(**given: Any) -> None:
@@ -111,7 +111,7 @@ def with_options(command: Callable[[dict[str, Any]], None]) -> Callable[..., Non
 
 
 def _parameter(setting: str, metavar: str) -> inspect.Parameter:
-    """Settings reads the values, so that it can name all faults at once."""
+    """Returns a parameter that takes text; `Settings` parses it, and names all faults at once."""
     kind: Any = list[str] | None if setting in MAPPINGS else str | None
     is_flag = not metavar
     return inspect.Parameter(
@@ -145,7 +145,7 @@ def serve(given: dict[str, Any]) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def capacity(context: typer.Context) -> None:
-    """Say what a model's KV cache costs and how many sequences fit."""
+    """Show what a model's KV cache costs and how many sequences fit."""
     command = [sys.executable, "-P", "-m", "loraplex.engine.build.capacity", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
@@ -157,10 +157,10 @@ def version() -> None:
 
 
 def gather_mappings(given: dict[str, Any]) -> None:
-    """Turns the options that can be given many times into their settings, in place.
+    """Turns repeatable options into their settings, in place.
 
     Raises:
-        SettingsRefused: for values of another form, and for names that are given twice.
+        SettingsRefused: for malformed values and for names that are given twice.
     """
     faults: list[str] = []
     for setting, form in MAPPINGS.items():
@@ -174,7 +174,7 @@ def gather_mappings(given: dict[str, Any]) -> None:
 
 
 def _as_mapping(values: list[str], option: str, form: str) -> tuple[dict[str, str], list[str]]:
-    """The mapping, and what is wrong with it."""
+    """Returns the mapping and its faults."""
     pairs = [value.partition("=") for value in values]
     names = Counter(name for name, equals, _ in pairs if equals)
     faults = [

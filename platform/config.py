@@ -1,4 +1,4 @@
-"""Settings: how this server is configured. Nothing else reads the environment."""
+"""Settings: the server's configuration; no other module reads the environment."""
 
 import os
 import re
@@ -28,7 +28,7 @@ from loraplex.platform.http.connections import ConnectionLimits
 PREFIX = "LORAPLEX_"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kmg]i?)b?", re.IGNORECASE)
-MAPPINGS = {  # the settings whose options can be given many times, and their form
+MAPPINGS = {  # the settings with repeatable options, and the form of their values
     "adapters": "NAME=FOLDER",
     "base_prompts": "NAME=FILE",
     "adapter_activations": "ADAPTER=ACTIVATION",
@@ -39,7 +39,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
 def parse_size(value: object) -> object:
-    """Turns "2GiB", "500MB" or "1024" into bytes; other types pass through to the next check."""
+    """Converts "2GiB", "500MB" or "1024" to bytes, and leaves other types to the next check."""
     if not isinstance(value, str):
         return value
     match = SIZE.fullmatch(value.strip())
@@ -76,7 +76,7 @@ def check_file(path: Path) -> Path:
 
 
 def split_list(value: object) -> object:
-    """The parts of a text with commas; other types pass through to the next check."""
+    """Splits a text at its commas, and leaves other types to the next check."""
     if not isinstance(value, str):
         return value
     return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -89,7 +89,7 @@ def check_origin(origin: str) -> str:
 
 
 def check_key(key: SecretStr) -> SecretStr:
-    """One that a header carries as it is; what is around it would be cut off there."""
+    """Returns a key that a header can carry unchanged; blanks around it would be cut off."""
     if re.fullmatch(r"[!-~]+", key.get_secret_value()) is None:
         raise ValueError("must be printable ASCII characters without blanks or line breaks")
     return key
@@ -106,9 +106,9 @@ _ENGINE, _HANG_LIMITS = defaults(EngineConfig), defaults(HangLimits)
 
 
 class Settings(BaseSettings):
-    """Each comes from the command line, else from LORAPLEX_<NAME>, else it is the default.
+    """The settings, each from the command line, else from LORAPLEX_<NAME>, else by default.
 
-    Made by `load_settings`.
+    `load_settings` makes them.
     """
 
     model_config = SettingsConfigDict(
@@ -345,7 +345,7 @@ class Settings(BaseSettings):
 
     @property
     def pasted_key(self) -> str:
-        """The key as a shell finds it: one from the environment is named there, and not shown."""
+        """The key as a shell word; a key from the environment is referred to, not shown."""
         from_environment = os.environ.get(f"{PREFIX}API_KEY") == self.key
         return f'"${PREFIX}API_KEY"' if from_environment else shlex.quote(self.key)
 
@@ -361,7 +361,11 @@ class Settings(BaseSettings):
         return HangLimits(hang_timeout=self.hang_timeout, step_timeout=self.step_timeout)
 
     def engine_config(self) -> EngineConfig:
-        """Raises SettingsRefused where settings do not fit each other."""
+        """Returns the engine's settings.
+
+        Raises:
+            SettingsRefused: if settings conflict.
+        """
         shared = {
             name: getattr(self, name)
             for name in EngineConfig.__struct_fields__
@@ -375,7 +379,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(given: dict[str, Any]) -> Settings:
-    """Settings from `given`, the environment and the defaults, in this order.
+    """Returns settings from `given`, the environment and the defaults, in this order.
 
     Raises:
         SettingsRefused: naming every setting at fault.
@@ -398,7 +402,7 @@ def load_settings(given: dict[str, Any]) -> Settings:
 
 
 def option_of(setting: str) -> str:
-    """Its name on the command line; settings that hold several values are given one by one."""
+    """Returns a setting's option on the command line, which is singular if it is repeatable."""
     return setting.removesuffix("s" if setting in MAPPINGS else "").replace("_", "-")
 
 

@@ -1,8 +1,8 @@
-"""What can go wrong in the platform, and how a caller sees it.
+"""The platform's errors, and how a caller sees them.
 
     PlatformError
     ├── SettingsRefused        the server cannot start with these settings
-    ├── StartFailed            the server started, but cannot serve
+    ├── StartFailed            the server has started but cannot serve
     ├── ClientGone             a caller has hung up
     └── ApiError               has an HTTP status and becomes an OpenAI error object
         ├── InvalidRequest     400, with every fault
@@ -23,16 +23,16 @@
         ├── TooManyConnections 503
         └── Unavailable        503
 
-Messages of `ApiError` reach a tenant: no path, no trace.
+Messages of `ApiError` reach a tenant, so they hold no path and no trace.
 """
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MAX_FAULTS = 10  # that an answer lists; the rest is counted
-MAX_LISTED = 50  # that an error may bring
-MAX_MESSAGE, MAX_PARAM = 500, 100  # characters that are shown
+MAX_FAULTS = 10  # of a request that an answer lists; further ones are counted
+MAX_LISTED = 50  # faults of an adapter that an answer lists
+MAX_MESSAGE, MAX_PARAM = 500, 100  # characters that an answer shows
 
 
 class Fault(NamedTuple):
@@ -41,13 +41,13 @@ class Fault(NamedTuple):
 
     @property
     def shown(self) -> "Fault":
-        """Cut short where it quotes something long."""
+        """The fault with long quotations cut short."""
         param = None if self.param is None else clip(self.param, MAX_PARAM)
         return Fault(param, clip(self.message, MAX_MESSAGE))
 
 
 def clip(text: str, limit: int) -> str:
-    """The text, or its beginning and how long it is."""
+    """Returns the text, or its beginning and its length if it is too long."""
     if len(text) <= limit:
         return text
     end = f"… ({len(text)} characters)"
@@ -55,11 +55,11 @@ def clip(text: str, limit: int) -> str:
 
 
 class PlatformError(Exception):
-    """The root of the tree."""
+    """Base class of the platform's errors."""
 
 
 class SettingsRefused(PlatformError):
-    """Every fault is one line for the person who starts the server."""
+    """The server cannot start with these settings; each fault is one line for the operator."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = list(faults)
@@ -67,17 +67,19 @@ class SettingsRefused(PlatformError):
 
 
 class StartFailed(PlatformError):
+    """The server has started but cannot serve; each fault is one line for the operator."""
+
     def __init__(self, faults: Sequence[str]) -> None:
         self.faults = list(faults)
         super().__init__("; ".join(faults))
 
 
 class ClientGone(PlatformError):
-    """Nobody reads the answer."""
+    """The client has hung up, and nobody reads the answer."""
 
 
 class ApiError(PlatformError):
-    """Has the fields of an OpenAI error object."""
+    """An error with an HTTP status and the fields of an OpenAI error object."""
 
     status = 500
     type = "server_error"
@@ -88,7 +90,7 @@ class ApiError(PlatformError):
         self.param = param
         self.code = code or self.code
         self.faults: list[Fault] = []
-        self.num_faults = 0  # where there are more than are listed
+        self.num_faults = 0  # all faults, if there are more than are listed
         super().__init__(message)
 
     @property
@@ -110,7 +112,7 @@ class ApiError(PlatformError):
 
 
 class InvalidRequest(ApiError):
-    """`param` names the first fault; `faults` names all."""
+    """A request that cannot be obeyed; `param` names the first fault, `faults` lists all."""
 
     status = 400
     type = "invalid_request_error"
@@ -118,7 +120,7 @@ class InvalidRequest(ApiError):
 
     @classmethod
     def of(cls, faults: Sequence[Fault], count: int = 0) -> "InvalidRequest":
-        """Of the first faults, where `count` is how many there are."""
+        """Returns an error that lists the first faults; `count` is the number of all."""
         first = [fault.shown for fault in faults[:MAX_FAULTS]]
         more = max(count, len(faults)) - len(first)
         message = "; ".join(fault.message for fault in first)
@@ -129,7 +131,7 @@ class InvalidRequest(ApiError):
 
 
 def too_long(param: str, max_tokens: int, at_least: int) -> InvalidRequest:
-    """Of a prompt that is not even counted to its end."""
+    """Returns the error for a prompt whose tokens have not been counted to the end."""
     return InvalidRequest(
         f"This model's maximum context length is {max_tokens} tokens, but this request needs at "
         f"least {at_least} for its {param}.",
@@ -219,7 +221,7 @@ class Unprocessable(ApiError):
 
 
 class TooManyRequests(ApiError):
-    """`retry_after` is in seconds."""
+    """A caller or the server is at a limit; `retry_after` is in seconds."""
 
     status = 429
     type = "rate_limit_error"
@@ -267,7 +269,7 @@ class Unavailable(ApiError):
 
     @classmethod
     def for_seconds(cls, seconds: float, message: str) -> "Unavailable":
-        """Until there is an engine that can be expected to be ready."""
+        """Returns an error with the time in which an engine can be expected to be ready."""
         error = cls(message)
         error.retry_after = seconds
         return error

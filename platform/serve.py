@@ -1,4 +1,4 @@
-"""`loraplex serve`: binds the port, starts everything, says when it is ready, ends cleanly."""
+"""`loraplex serve`: binds the port, starts the server, announces that it is ready, ends cleanly."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ from loraplex.platform.http.server import HttpServer
 
 
 async def serve_until_stopped(settings: Settings, console: Console) -> None:
-    """Serves until SIGINT or SIGTERM. The progress goes to `console`, what to paste to stdout.
+    """Serves until SIGINT or SIGTERM; shows progress on `console`, and prints what to paste.
 
     Raises:
-        SettingsRefused: where settings do not fit each other.
-        StartFailed: if the port cannot be had, or the engine is given up, now or later.
+        SettingsRefused: if settings conflict.
+        StartFailed: if the port cannot be bound, or the engine is given up, now or later.
     """
     with bind(settings.host, settings.port) as listener:
         display = StartDisplay(console)
@@ -40,10 +40,10 @@ async def serve_until_stopped(settings: Settings, console: Console) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Returns a listening socket.
 
     Raises:
-        StartFailed: if there is no such address, or another program has the port.
+        StartFailed: if the address does not exist, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)

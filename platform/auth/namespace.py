@@ -13,12 +13,12 @@ _FORM = re.compile(r"[0-9a-f]{32}")
 
 
 def kept_namespace(home: Path) -> str:
-    """Made at the first start in a data folder, and the same from then on.
+    """Returns the namespace of a data folder, which its first start has made.
 
-    One that is damaged is replaced: blocks that were kept under it are found by nobody then.
+    A damaged namespace is replaced; blocks that were offloaded under it are never found again.
 
     Raises:
-        SettingsRefused: nothing can be kept in that folder.
+        SettingsRefused: if the folder cannot be used.
     """
     path = writable_folder(home) / _NAME
     try:

@@ -1,4 +1,4 @@
-"""Principal: who calls. It comes from the API key and from nothing else."""
+"""Principal: who calls, from the API key and from nothing else."""
 
 import hashlib
 import hmac
@@ -23,21 +23,21 @@ class Principal:
 
 
 class Authenticator(Protocol):
-    """Turns what a caller shows into a principal."""
+    """Turns a caller's credentials into a principal."""
 
     def authenticate(self, authorization: str | None) -> Principal:
-        """Takes the value of an Authorization header.
+        """Returns the principal of an Authorization header's value.
 
         Raises:
-            Unauthenticated: with one text for a missing, malformed and wrong key.
+            Unauthenticated: with the same text for a missing, malformed and wrong key.
         """
 
 
 class ApiKeyAuthenticator:
-    """Knows one tenant with one key. Tenants with keys of their own take this place later.
+    """Authenticates one tenant with one key.
 
     Args:
-        operator_key: with it the operator acts for the tenant, and may change its adapters.
+        operator_key: lets the operator act for the tenant and change its adapters.
     """
 
     def __init__(self, key: str, namespace: str, operator_key: str | None = None) -> None:
@@ -59,13 +59,13 @@ class ApiKeyAuthenticator:
 
 
 def current_principal(request: Request) -> Principal:
-    """A dependency: the principal that the edge has found."""
+    """Returns the principal that the edge has authenticated; a dependency."""
     principal: Principal = request.state.principal
     return principal
 
 
 def check_token(authorization: str | None, token: str) -> None:
-    """Raises Unauthenticated if the Authorization header does not hold it."""
+    """Raises Unauthenticated if the Authorization header does not hold the token."""
     scheme, _, given = (authorization or "").partition(" ")
     is_right = hmac.compare_digest(_digest(given.strip()), _digest(token))
     if scheme.lower() != "bearer" or not is_right:
@@ -73,10 +73,10 @@ def check_token(authorization: str | None, token: str) -> None:
 
 
 def operator(request: Request) -> Principal:
-    """A dependency: the principal, if it may change adapters.
+    """Returns the principal if it may change adapters; a dependency.
 
     Raises:
-        Forbidden: if it may not.
+        Forbidden: if the principal may not change adapters.
     """
     principal = current_principal(request)
     if CHANGE_ADAPTERS not in principal.scopes:

@@ -1,4 +1,4 @@
-"""AdapterText: what an adapter's folder says about text: a chat template, and a tokenizer."""
+"""AdapterText: the chat template and the tokenizer in an adapter's folder."""
 
 import json
 import os
@@ -11,32 +11,33 @@ from loraplex.engine.errors import RequestRejected, UnsupportedModel
 from loraplex.engine.protocol import FailureCode
 from loraplex.engine.text.tokenizer import Tokenizer
 
-MAX_TEMPLATE = 1 << 20  # bytes of a file with a template
+MAX_TEMPLATE = 1 << 20  # bytes of a file that may hold a template
 MAX_TOKENIZER = 64 << 20  # bytes of a tokenizer.json
-NO_TEXT_OF_ITS_OWN = ("truncation", "padding", "version")  # of a tokenizer.json
+NO_TEXT_OF_ITS_OWN = ("truncation", "padding", "version")  # parts of a tokenizer.json
 OTHER_TOKENIZER = (
-    "The adapter's folder has a tokenizer that differs from the base model's; the base model's is "
-    "used."
+    "The adapter's folder has a tokenizer that differs from the base model's; the base model's "
+    "tokenizer is used."
 )
 
 
 @dataclass(frozen=True)
 class AdapterText:
     chat_template: str | None = None  # None: the base model's
-    notes: tuple[str, ...] = ()  # what a caller should know
+    notes: tuple[str, ...] = ()  # for callers: how serving deviates from the folder
 
 
 NO_TEXT = AdapterText()
 
 
 def read_adapter_text(folder: Path, base_folder: Path, tokenizer: Tokenizer) -> AdapterText:
-    """
+    """Reads an adapter's chat template, and compares its tokenizer with the served one.
+
     Args:
-        folder: of the adapter; its files are a tenant's.
-        base_folder: of the served tokenizer.
+        folder: the adapter's folder; its files come from a tenant.
+        base_folder: the folder of the served tokenizer.
 
     Raises:
-        RequestRejected: if the template cannot be read or is none, without a path.
+        RequestRejected: if the template cannot be read or is invalid; names no path.
     """
     try:
         template = _template(folder)
@@ -79,7 +80,7 @@ def _meaning(content: bytes) -> dict[str, Any]:
 
 
 def _json(content: bytes | None) -> dict[str, Any]:
-    """The object that it holds; empty where it holds none."""
+    """Returns the JSON object in a file's content, or an empty one."""
     try:
         found = json.loads(content or b"{}")
     except (ValueError, RecursionError):
@@ -88,7 +89,7 @@ def _json(content: bytes | None) -> dict[str, Any]:
 
 
 def _read(path: Path, max_bytes: int) -> bytes | None:
-    """A regular file's content, never through a link; None where there is none."""
+    """Returns a regular file's content without following links; None if there is no such file."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

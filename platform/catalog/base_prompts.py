@@ -1,4 +1,4 @@
-"""BasePrompts: what the operator published to all tenants, by name."""
+"""BasePrompts: the prompts that the operator published to all tenants, by name."""
 
 import json
 import time
@@ -23,8 +23,8 @@ Messages = list[dict[str, Any]]
 
 _MESSAGES = TypeAdapter(Annotated[list[Message], Field(min_length=1)])
 _FIRST_VERSION = 1
-_ROLES = ("user", "system", "assistant")  # of the message that may come next
-_BEGINNINGS = ("a", "1", "\n", "#", " ")  # of what it may say
+_ROLES = ("user", "system", "assistant")  # that the next message may have
+_BEGINNINGS = ("a", "1", "\n", "#", " ")  # that the next message may have
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class PromptSource:
 
     @classmethod
     def read(cls, path: Path) -> "PromptSource":
-        """A .json file holds a list of messages, every other one a text.
+        """Reads a list of messages from a .json file, and a text from any other file.
 
         Raises:
-            SettingsRefused: with all that is wrong with it.
+            SettingsRefused: with every fault of the file.
         """
         is_messages = path.suffix == ".json"
         try:
@@ -60,16 +60,16 @@ class PromptSource:
         return cls(messages=tuple(message.for_template() for message in messages))
 
     def token_ids(self, tokenizer: Tokenizer, now: datetime) -> list[int]:
-        """What every prompt that uses it begins with.
+        """Returns the tokens with which every prompt that uses this source begins.
 
-        Of messages it is what the model's chat template puts first whatever is said next, by
-        whomever it lets speak.
+        For messages these are the tokens that the model's chat template puts first whatever the
+        next message is, and whichever role it has.
 
         Args:
-            now: what the template takes for the time.
+            now: the time that the template is given.
 
         Raises:
-            PromptRejected: the chat template refuses the messages.
+            PromptRejected: if the chat template refuses the messages.
         """
         if not self.messages:
             return tokenizer.encode(self.text)
@@ -101,12 +101,12 @@ class BasePrompt:
 
     @property
     def published_at(self) -> datetime:
-        """The time for the chat template, so that a date in it does not end a version."""
+        """Time for the chat template, so that a date in the prompt stays the same."""
         return datetime.fromtimestamp(self.created)
 
 
 class BasePrompts:
-    """Names are the operator's and everybody's to use."""
+    """Published prompts, whose names belong to the operator and may be used by all tenants."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, BasePrompt] = {}
@@ -127,14 +127,14 @@ class BasePrompts:
     async def publish(
         self, engine: EngineClient, tokenizer: Tokenizer, name: str, source: PromptSource
     ) -> BasePrompt:
-        """Has the engine compute a prompt and keep it; returns when that is done.
+        """Publishes a prompt, and returns when the engine has computed and pinned it.
 
-        A name that is known keeps its id, so that a new engine gets the same prompt as the last.
+        A known name keeps its id, so that a new engine gets the same prompt as its predecessor.
 
         Raises:
-            PromptRejected: the chat template refuses the messages.
-            RequestRejected: with the reason, if it is no prompt or too long.
-            EngineUnavailable: if there is no engine to compute it.
+            PromptRejected: if the chat template refuses the messages.
+            RequestRejected: with the reason, if the prompt is empty or too long.
+            EngineUnavailable: if no engine is there to compute the prompt.
         """
         prompt = self._prompts.get(name) or _first_version(name, source, tokenizer)
         await _publish(engine, prompt)
@@ -142,7 +142,7 @@ class BasePrompts:
         return prompt
 
     async def restore(self, engine: EngineClient) -> Sequence[str]:
-        """Has a new engine compute and keep all that is published; its reasons where it refuses.
+        """Publishes every prompt to a new engine, and returns the reasons of those it refuses.
 
         Raises:
             EngineUnavailable: if that engine ends too.
@@ -157,7 +157,11 @@ class BasePrompts:
 
 
 def read_prompts(paths: Mapping[str, Path]) -> dict[str, PromptSource]:
-    """Raises SettingsRefused with all that is wrong with all of them."""
+    """Reads the prompts of the settings.
+
+    Raises:
+        SettingsRefused: with every fault of every file.
+    """
     found, faults = {}, []
     for name, path in paths.items():
         try:

@@ -16,10 +16,10 @@ class ModelCard(BaseModel):
     parent: str | None  # an adapter's base model
     activation: Activation | None
     base_prompt: str | None
-    fault: str | None  # why it cannot be served now
+    fault: str | None  # why the model cannot be served now
     max_model_len: int | None
-    chat_template: Literal["base", "adapter"]  # whose is used
-    notes: list[str]  # what is not as the adapter's folder has it
+    chat_template: Literal["base", "adapter"]  # whose template is used
+    notes: list[str]  # how serving deviates from the adapter's folder
 
 
 class ModelList(BaseModel):

@@ -42,13 +42,13 @@ class UnloadAdapter(Body):
 
 @router.post("/load_lora_adapter", response_class=PlainTextResponse)
 async def load_lora_adapter(body: LoadAdapter, principal: Operator, deployment: Serving) -> str:
-    """Registers a PEFT folder of the server's machine, until it is unloaded or the server ends."""
+    """Registers a PEFT folder of the server's machine until it is unloaded or the server ends."""
     await deployment.register_adapter(principal, body.lora_name, Path(body.lora_path))
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
 
 @router.post("/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_lora_adapter(body: UnloadAdapter, principal: Operator, deployment: Serving) -> str:
-    """Takes an adapter from new requests; those that run on it end as they began."""
+    """Removes an adapter for new requests; requests that run on it are not interrupted."""
     await deployment.unregister_adapter(principal, body.lora_name)
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."

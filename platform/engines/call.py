@@ -1,4 +1,4 @@
-"""Call: the requests of one API call, and what of each has come so far."""
+"""Call: the requests of one API call, and the progress of each."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from loraplex.engine.protocol import GenerateRequest, Resume, TokenEvent
 
 
 class Call:
-    """Knows enough at any time to be sent to another engine.
+    """The state from which a call can continue in another engine.
 
     Args:
-        requests: one for each prompt, with different ids, each with a seed.
+        requests: one per prompt, with distinct ids and seeds set.
     """
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
-        self.num_moves = 0  # engines that ended with it
-        self.engine = 0  # the number of the one that it was sent to last
+        self.num_moves = 0  # engines that ended while running the call
+        self.engine = 0  # number of the engine that runs the call
         self._progress = {request.request_id: _Progress(request) for request in requests}
 
     @property
@@ -26,11 +26,11 @@ class Call:
         return any(progress.has_tokens for progress in self._progress.values())
 
     def open_requests(self) -> list[GenerateRequest]:
-        """What an engine is still to do, with the tokens that are known."""
+        """Returns the unfinished requests, with the tokens known so far."""
         return [p.remaining() for p in self._progress.values() if p.is_open]
 
     def open_choices(self) -> list[tuple[str, int]]:
-        """(request id, index) of each choice that has not ended."""
+        """Returns (request id, index) of each unfinished choice."""
         return [
             (request_id, index)
             for request_id, progress in self._progress.items()
@@ -38,13 +38,12 @@ class Call:
         ]
 
     def note(self, event: TokenEvent) -> None:
-        """Takes in what came of it."""
+        """Records an event of the call."""
         self._progress[event.request_id].note(event)
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """The same for calls that ask the same of an engine, whatever their ids, seeds and
-        priorities are."""
+        """Digest of the call, equal for calls that differ only in ids, seeds and priorities."""
         digest = hashlib.blake2b(digest_size=16)
         for progress in self._progress.values():
             digest.update(msgspec.msgpack.encode(_anonymous(progress.request)))
@@ -52,7 +51,7 @@ class Call:
 
 
 class _Progress:
-    """How far one request has come."""
+    """The tokens received for one request."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request

@@ -41,14 +41,14 @@ logger = logging.getLogger(__name__)
 
 
 class Deployment:
-    """Made and started by the application; `wait_ready` tells how the start went.
+    """One engine with its catalogue, accounting and metrics; the application starts and stops it.
 
     Args:
         settings: with an API key.
-        on_progress: told how far the engine's start is.
+        on_progress: called with the progress of the engine's start.
 
     Raises:
-        SettingsRefused: where settings do not fit each other, or the data folder cannot be used.
+        SettingsRefused: if settings conflict, or the data folder cannot be used.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Deployment:
         self._failure = StartFailed([])
 
     async def start(self) -> None:
-        """Begins to start the engine, and returns."""
+        """Begins to start the engine; `wait_ready` returns when it is ready."""
         if self._on_progress is not None:
             self._on_progress(StartProgress("Loading libraries", 0, 1))
         await self.engine.start()
@@ -95,7 +95,7 @@ class Deployment:
         self._reading = asyncio.create_task(self._read_tokenizer())
 
     async def stop(self) -> None:
-        """Ends the engine and what runs on it."""
+        """Ends the engine and everything that runs on it."""
         self.engine.give_up()
         self._supervising.cancel()
         await asyncio.gather(self._supervising, self._reading, return_exceptions=True)
@@ -104,7 +104,11 @@ class Deployment:
         self._socket.unlink(missing_ok=True)
 
     async def wait_ready(self) -> None:
-        """Raises StartFailed if there is nothing to wait for any more."""
+        """Waits until the engine is ready.
+
+        Raises:
+            StartFailed: if the engine is given up, or the server is stopped.
+        """
         waits = [
             asyncio.create_task(wait()) for wait in (self.engine.wait_ready, self._failed.wait)
         ]
@@ -118,7 +122,7 @@ class Deployment:
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are let through, to an engine that gives signs of life."""
+        """Whether the engine is ready and responsive."""
         return self.engine.is_alive and self._supervisor.is_responsive
 
     async def wait_failed(self) -> None:
@@ -136,14 +140,19 @@ class Deployment:
         Raises:
             Conflict: if the name is taken.
             RequestRejected: with all that is wrong with the adapter.
-            EngineUnavailable: if there is no engine to read it.
+            EngineUnavailable: if no engine is there to read the folder.
         """
         source = self._adapter_source(name, folder)
         source = replace(source, text=await self.inference.read_adapter_text(source.folder))
         return await self.catalog.register(self.engine, principal.tenant, source)
 
     async def unregister_adapter(self, principal: Principal, name: str) -> None:
-        """Raises ModelNotFound, or EngineUnavailable; the name is gone in either case."""
+        """Removes a name of the principal's tenant.
+
+        Raises:
+            ModelNotFound: if the tenant has no adapter of this name.
+            EngineUnavailable: if the engine ended meanwhile; the name is removed all the same.
+        """
         await self.catalog.unregister(self.engine, principal, name)
 
     async def _supervise(self) -> None:
@@ -156,7 +165,7 @@ class Deployment:
             self._fail(["The engine's supervisor failed. The log shows why."])
 
     async def _prepare(self, engine: EngineClient) -> bool:
-        """Makes a new engine ready for requests. False: it cannot be made ready."""
+        """Makes a new engine ready for requests, and returns whether that succeeded."""
         if engine.info is None:
             raise EngineUnavailable
         await asyncio.wait([self._reading])
@@ -170,12 +179,12 @@ class Deployment:
         return self._fail(faults) if faults else True
 
     async def _read_tokenizer(self) -> None:
-        """While the engine starts. The engine itself says whether the model's is the right one."""
+        """Loads the tokenizer while the engine starts; the engine later names the right folder."""
         with contextlib.suppress(StartRefused):
             await self.inference.load_tokenizer(self.settings.model.absolute())
 
     async def _publish_configured(self, engine: EngineClient) -> list[str]:
-        """Publishes the base prompts of the settings that are new, with all faults."""
+        """Publishes the new base prompts of the settings, and returns all faults."""
         faults = []
         new = {n: it for n, it in self._prompt_sources.items() if not self.base_prompts.has(n)}
         for name, source in new.items():
@@ -186,7 +195,7 @@ class Deployment:
         return faults
 
     async def _register_configured(self, engine: EngineClient) -> list[str]:
-        """Registers the adapters of the settings that are not in the catalogue, with all faults."""
+        """Registers the settings' adapters that the catalogue lacks, and returns all faults."""
         tenant = self.default_principal.tenant
         missing = [
             it for it in self.settings.adapters.items() if not await self.catalog.has(tenant, it[0])
@@ -195,7 +204,7 @@ class Deployment:
         return [fault for faults in found for fault in faults]
 
     async def _register(self, engine: EngineClient, name: str, folder: Path) -> list[str]:
-        """The faults that end the start, if there are any."""
+        """Registers an adapter, and returns the faults that end the start."""
         tenant, source = self.default_principal.tenant, self._adapter_source(name, folder)
         try:
             source = replace(source, text=await self._adapter_text(source.folder))
@@ -213,7 +222,11 @@ class Deployment:
         return []
 
     async def _adapter_text(self, folder: Path) -> AdapterText:
-        """Raises RequestRejected for a template that is none, where adapters are strict."""
+        """Returns what an adapter's folder says about text.
+
+        Raises:
+            RequestRejected: for an invalid chat template, if adapters are strict.
+        """
         try:
             return await self.inference.read_adapter_text(folder)
         except RequestRejected as rejection:
@@ -226,7 +239,7 @@ class Deployment:
         prompt = settings.adapter_base_prompts.get(name)
         return AdapterSource(
             name,
-            folder.resolve(),  # the operator may name a link, what lies in the folder may be none
+            folder.resolve(),  # the operator may name a link; links inside the folder are refused
             settings.allow_base_mismatch,
             settings.adapter_activations.get(name),
             None if prompt is None else self.base_prompts.resolve(prompt),
@@ -240,6 +253,6 @@ class Deployment:
 
 
 def current_deployment(request: Request) -> Deployment:
-    """A dependency: the application's deployment."""
+    """Returns the application's deployment; a dependency."""
     deployment: Deployment = request.app.state.deployment
     return deployment

@@ -18,17 +18,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class FailoverStats:
-    """Counted from the server's start."""
+    """Counts since the server's start."""
 
-    moves: int = 0  # calls that went on in another engine
+    moves: int = 0  # calls continued in another engine
     quarantined: int = 0  # calls that ended two engines
 
 
 class Failover:
-    """Generates like an `EngineClient`, and outlives its engine.
+    """Generates as `EngineClient` does, and outlives the engine.
 
-    Where an engine ends, the calls that it ran wait for the next and are sent there with the tokens
-    that had come. Their callers see a pause, and the same tokens.
+    When an engine ends, its running calls wait for the next engine and are sent there together with
+    the tokens received so far. Callers see a pause and the same tokens.
     """
 
     def __init__(self, engine: EngineClient) -> None:
@@ -44,10 +44,10 @@ class Failover:
             requests: with seeds.
 
         Raises:
-            EngineUnavailable: no engine is ready; or the last one ended after `MAX_MOVES` moves, or
-                for good.
-            RequestRejected: as soon as one of the requests is refused or fails; also where the
-                engine ended twice from this call.
+            EngineUnavailable: if no engine is ready, if the call has used up its `MAX_MOVES`, or if
+                the engine is given up.
+            RequestRejected: as soon as one of the requests is refused or fails, and if this call
+                has ended two engines.
         """
         call = Call(requests)
         self._engine.refuse_unless_ready()
@@ -66,7 +66,7 @@ class Failover:
                 self.stats.moves += 1
 
     async def _attempt(self, call: Call, is_suspect: bool) -> AsyncGenerator[TokenEvent, None]:
-        """One engine's events."""
+        """Yields the events of one engine."""
         async with self._trial(call, is_suspect) as trial:
             await self._engine.wait_ready()
             call.engine = self._engine.times_ready
@@ -89,7 +89,11 @@ class Failover:
             yield trial
 
     def _is_suspect(self, call: Call) -> bool:
-        """Raises RequestRejected if it is more than that."""
+        """Returns whether the call may have ended its engine.
+
+        Raises:
+            RequestRejected: if the call is known to have ended it.
+        """
         verdict = self._suspects.judge(call)
         if verdict is Verdict.GUILTY:
             self.stats.quarantined += 1

@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Holds what every engine of a deployment should have: base prompts, adapters, shares.
+    """Holds what every engine of a deployment should have: base prompts, adapters and shares.
 
-    An engine forgets all of it at its end. It is brought back in this order, since an adapter may
-    name a base prompt, and a floor must not take the memory that a base prompt had.
+    All of it is lost with an engine. It is restored in this order, since an adapter may name a base
+    prompt, and a floor must not take the memory that a base prompt had.
     """
 
     def __init__(self, catalog: Catalog, base_prompts: BasePrompts) -> None:
@@ -25,15 +25,15 @@ class Reconciler:
 
     @property
     def shares(self) -> list[TenantShare]:
-        """What tenants were given, by their ids; the others have the default."""
+        """The tenants' shares, ordered by tenant; other tenants have the default share."""
         return [self._shares[tenant] for tenant in sorted(self._shares)]
 
     async def set_shares(self, engine: EngineClient, shares: list[TenantShare]) -> None:
-        """Gives tenants their shares of this engine and of all that follow. All or nothing.
+        """Sets tenants' shares of this engine and of its successors, all or none.
 
         Raises:
             RequestRejected: with every fault.
-            EngineUnavailable: there is no engine to say whether the shares fit.
+            EngineUnavailable: if no engine can say whether the shares fit.
         """
         changed = [share for share in shares if self._shares.get(share.tenant) != share]
         if changed:
@@ -41,16 +41,16 @@ class Reconciler:
             self._shares |= {share.tenant: share for share in changed}
 
     async def restore(self, engine: EngineClient) -> list[str]:
-        """Gives a new engine all that the last one had.
+        """Brings a new engine to the state of its predecessor.
 
-        Adapters and shares that it refuses are left out, which is logged or said to whoever asks
-        for them.
+        Adapters and shares that the engine refuses are left out. Refused shares are logged; refused
+        adapters are logged, and their callers are told.
 
         Returns:
-            why it cannot serve what the last one did: what is wrong with base prompts.
+            why the engine cannot serve what its predecessor did: the faults of base prompts.
 
         Raises:
-            EngineUnavailable: that engine ended too.
+            EngineUnavailable: if that engine ends too.
         """
         faults = [*await self._base_prompts.restore(engine)]
         if not faults:
@@ -73,4 +73,4 @@ class Reconciler:
             await engine.set_tenant_shares([share])
         except RequestRejected as rejection:
             del self._shares[share.tenant]
-            logger.error("A tenant is without its share now: %s", rejection.message)
+            logger.error("The tenant %s has lost its share: %s", share.tenant, rejection.message)

@@ -1,4 +1,4 @@
-"""The engine's socket: where it lies, and the ones that killed servers left."""
+"""The path of the engine's socket, and the removal of sockets that killed servers left behind."""
 
 import os
 import socket
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from loraplex.platform.data_folder import unusable, writable_folder
 
-MAX_SOCKET_PATH = 100  # bytes; the system's limit on names of sockets
+MAX_SOCKET_PATH = 100  # bytes; the system limits the names of sockets
 
 
 def socket_path(home: Path) -> Path:
-    """In the data folder; where that has too long a name, in a folder of its own."""
+    """Returns a path in the data folder, or in a new folder if that name is too long."""
     path = home / "run" / f"engine-{os.getpid()}.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
@@ -20,10 +20,10 @@ def socket_path(home: Path) -> Path:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Makes the folder of sockets, closed to others, and removes those that nobody listens on.
+    """Makes the folder of sockets, closed to other users, and removes abandoned sockets.
 
     Raises:
-        SettingsRefused: the folder cannot be used.
+        SettingsRefused: if the folder cannot be used.
     """
     writable_folder(folder)
     try:

@@ -1,4 +1,4 @@
-"""Suspects: which of the calls that ran when an engine ended it ended from."""
+"""Suspects: finds the call that ended an engine among those that ran in it."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ from loraplex.engine.protocol import FailureCode, TokenEvent
 from loraplex.platform.engines.call import Call
 
 PROOF = 2  # tokens of each choice: the one that was due at the end, and one that may have been lost
-MAX_TRIAL_SECONDS = 10.0  # then the next is tried, where the engine still turns
+MAX_TRIAL_SECONDS = 10.0  # then the next call is tried, if the engine still responds
 QUARANTINE_SECONDS = 3600.0
 MAX_QUARANTINED = 10_000
-MAX_LIVES = 4  # engines whose end calls may still have to hear of
+MAX_LIVES = 4  # engines whose end some calls may still have to handle
 QUARANTINED = (
     "The engine ended twice while it ran this request, so the request is not tried again; "
     "identical requests are refused for an hour."
@@ -25,22 +25,23 @@ QUARANTINED = (
 
 
 class Verdict(Enum):
-    SUSPECT = auto()  # it may have ended the engine, and is to be tried alone
+    SUSPECT = auto()  # the call may have ended the engine, and must be tried alone
     INNOCENT = auto()  # another call ended the engine
     GUILTY = auto()
 
 
 class Suspects:
-    """Tells the one call that ends every engine from those that only ran beside it.
+    """Separates the call that ends every engine from those that ran beside it.
 
-    After an engine's end each call that ran is a suspect. The next engine gets them one at a time:
-    each is on trial until it has come further than it was at that end, or has ended. Then it is
-    proved innocent and runs beside the others. So where the engine ends again, it is known by whom.
-    Calls without a token come last, since most of what ends an engine does so at once.
+    After an engine's end every call that ran in it is a suspect. The next engine gets the suspects
+    one at a time: each is on trial until it has advanced beyond the point of that end, or has
+    finished. Then it is innocent and runs beside the others. If an engine ends during a trial, the
+    call on trial is guilty. Calls without a token come last, since most of what ends an engine does
+    so at once.
 
     Args:
-        probe: awaited to see whether the engine's loop still turns.
-        clock: in seconds.
+        probe: awaited to check that the engine's loop still runs.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -56,16 +57,16 @@ class Suspects:
         self._is_trying = False
 
     def refuse_quarantined(self, call: Call) -> None:
-        """Raises RequestRejected for a call that is like one that ended two engines."""
+        """Raises RequestRejected for a call that equals one that ended two engines."""
         if self._quarantined and self._quarantined.get(call.fingerprint, 0.0) > self._clock():
             raise RequestRejected(FailureCode.REQUEST_QUARANTINED, QUARANTINED)
 
     def resembles_one(self, call: Call) -> bool:
-        """Whether it asks what a suspect asks."""
+        """Returns whether the call equals a suspect."""
         return bool(self._suspected) and call.fingerprint in self._suspected
 
     def judge(self, call: Call) -> Verdict:
-        """Says what the end of its engine means for a call; who is guilty is quarantined."""
+        """Returns what the end of its engine says about a call; a guilty call is quarantined."""
         unproved = self._unproved.get(call.engine, set())
         if unproved == {call}:
             self._quarantine(call)
@@ -74,7 +75,7 @@ class Suspects:
 
     @contextlib.asynccontextmanager
     async def trial(self, call: Call) -> AsyncIterator["Trial"]:
-        """Waits until no other call is on trial."""
+        """Waits until no other call is on trial, and begins the call's trial."""
         self._suspected[call.fingerprint] += 1
         try:
             await self._take_turn(call)
@@ -92,14 +93,14 @@ class Suspects:
             self._suspected -= Counter([call.fingerprint])
 
     def unproved_in(self, engine: int) -> set[Call]:
-        """The calls that were put on trial in an engine, and of which nothing is known yet."""
+        """Returns the calls on trial in an engine that are not proved innocent yet."""
         unproved = self._unproved.setdefault(engine, set())
         while len(self._unproved) > MAX_LIVES:
             self._unproved.popitem(last=False)
         return unproved
 
     def give_turn(self) -> None:
-        """Lets the next one be tried."""
+        """Begins the next trial."""
         self._is_trying = False
         while self._waiting and not self._is_trying:
             _, _, turn = heappop(self._waiting)
@@ -115,7 +116,7 @@ class Suspects:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it had just been given
+            if not turn.cancelled():  # the turn had just been given
                 self.give_turn()
             raise
 
@@ -126,7 +127,7 @@ class Suspects:
 
 
 class Trial:
-    """One call's, in one engine."""
+    """The trial of one call in one engine."""
 
     def __init__(self, call: Call, suspects: Suspects) -> None:
         self._call = call
@@ -137,13 +138,13 @@ class Trial:
         self._timing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """To be called just before the call is sent to its engine."""
+        """Starts the trial, just before the call is sent to its engine."""
         self._unproved = self._suspects.unproved_in(self._call.engine)
         self._unproved.add(self._call)
         self._timing = asyncio.create_task(self._end_in_time())
 
     def note(self, event: TokenEvent) -> None:
-        """Takes in an event, after the call has."""
+        """Records an event that the call has already recorded."""
         if self._call in self._unproved:
             self._tokens[event.request_id, event.index] += 1
             if all(self._tokens[choice] >= PROOF for choice in self._call.open_choices()):
@@ -151,11 +152,11 @@ class Trial:
                 self.pass_turn()
 
     def withdraw(self) -> None:
-        """There is nothing to be said against the call any more."""
+        """Clears the call of suspicion."""
         self._unproved.discard(self._call)
 
     def pass_turn(self) -> None:
-        """Lets the next one be tried, if that has not happened yet."""
+        """Ends this trial and begins the next, once."""
         if self._timing is not None and self._timing is not asyncio.current_task():
             self._timing.cancel()
         if self._has_turn:
@@ -163,7 +164,7 @@ class Trial:
             self._suspects.give_turn()
 
     async def _end_in_time(self) -> None:
-        """It may wait in the engine for something that takes long, such as its tenant's turn."""
+        """Ends a trial that waits in the engine for long, for example for its tenant's turn."""
         await asyncio.sleep(MAX_TRIAL_SECONDS)
         with contextlib.suppress(EngineError):
             await self._suspects.probe()

@@ -21,7 +21,7 @@ from loraplex.platform.inference.load import Load
 
 
 def create_app(deployment: Deployment) -> FastAPI:
-    """The deployment starts and stops with the application. Until it is ready, answers are 503."""
+    """Returns the application, which starts and stops the deployment with itself."""
 
     bodies = BodyReader(deployment.settings.max_body_size)
 
@@ -39,7 +39,7 @@ def create_app(deployment: Deployment) -> FastAPI:
     app.state.bodies = bodies
     app.state.load = Load(deployment.settings.max_queue)
     app.state.metrics = operations.latest_metrics(deployment)
-    app.state.stopping = asyncio.Event()  # set when what is under way must end
+    app.state.stopping = asyncio.Event()  # set when running requests must end
     add_error_handlers(app)
     app.add_middleware(BodyLimit, max_bytes=deployment.settings.max_body_size)
     app.add_middleware(Shedding, refuse_unless_ready=deployment.engine.refuse_unless_ready)

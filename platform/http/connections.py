@@ -1,4 +1,4 @@
-"""Connections: the open ones of this server, how many there may be, and which are overdue."""
+"""Connections: counts the open connections, limits them, and ends those that are overdue."""
 
 import asyncio
 import resource
@@ -8,41 +8,41 @@ from typing import Protocol
 
 from loraplex.platform.errors import ApiError, TooManyConnections
 
-OWN_FILES = 96  # open files of the process itself: engine, sockets, modules, log
+OWN_FILES = 96  # open files that the process itself needs: engine, sockets, modules, log
 FEWEST_CONNECTIONS = 8
 SWEEP_SECONDS = 0.25
-YOUNGEST_EVICTED = 1.0  # seconds for which a connection may wait in peace
+YOUNGEST_EVICTED = 1.0  # seconds for which a connection may wait before it can be evicted
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Times in seconds."""
+    """Limits of connections; times in seconds."""
 
     max_connections: int = 4096
     max_per_address: int = 512
-    request_timeout: float = 10.0  # for a head to arrive, and for each further part of a body
-    send_timeout: float = 60.0  # for a client to read anything of its answer
-    keep_alive_timeout: float = 60.0  # between two requests
+    request_timeout: float = 10.0  # for a request's head, and for each further part of its body
+    send_timeout: float = 60.0  # for a client to read any part of its answer
+    keep_alive_timeout: float = 60.0  # for the next request on a connection
 
 
 class Connection(Protocol):
-    """What `Connections` knows of one."""
+    """A connection as `Connections` sees it."""
 
     address: str
 
     @property
     def waiting_since(self) -> float | None:
-        """When it began to wait for a request's head; None while a request is under way."""
+        """When the wait for a request's head began; None while a request is running."""
 
     def check(self, now: float) -> None:
-        """Ends it where its client is too slow."""
+        """Ends the connection if its client is too slow."""
 
     def end(self) -> None:
-        """Ends it at once, whatever it does."""
+        """Ends the connection at once, whatever its state."""
 
 
 class Connections:
-    """Counts connections altogether and by address; looks for slow clients a few times a second."""
+    """Counts connections in total and by address, and checks for slow clients at intervals."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -55,8 +55,10 @@ class Connections:
         return len(self._open)
 
     def admit(self, connection: Connection) -> ApiError | None:
-        """Counts it from now on, or says why it cannot be served. A full server ends the
-        connection that has waited longest for a request instead, where there is one."""
+        """Counts a connection, or returns why it cannot be served.
+
+        A full server makes room by ending the connection that has waited longest for a request.
+        """
         if self._by_address[connection.address] >= self.limits.max_per_address:
             return TooManyConnections("There are too many connections from this address.")
         if len(self._open) >= self._capacity and not self._evict():
@@ -69,7 +71,7 @@ class Connections:
         return None
 
     def forget(self, connection: Connection) -> None:
-        """Where it was admitted, it counts no longer."""
+        """Stops counting a connection, if it was admitted."""
         if connection in self._open:
             del self._open[connection]
             self._by_address[connection.address] -= 1
@@ -91,7 +93,7 @@ class Connections:
         return True
 
     def _sweep(self) -> None:
-        """Goes on for as long as there are connections."""
+        """Checks every connection, and schedules the next sweep while any is open."""
         if self._loop is None or not self._open:
             self._loop = None
             return
@@ -102,7 +104,7 @@ class Connections:
 
 
 def _files_for_connections() -> int:
-    """How many the process can have beside its own files, once it has asked for all it may."""
+    """Raises the limit on open files, and returns how many connections it leaves room for."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = 2**16

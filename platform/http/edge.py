@@ -1,4 +1,4 @@
-"""What every HTTP request passes before its route: an id, a size limit, a key."""
+"""Middleware that every HTTP request passes before its route: id, key and size limit."""
 
 import uuid
 
@@ -12,11 +12,11 @@ from loraplex.platform.http.error_handlers import error_response
 
 REQUEST_ID_HEADER = "x-request-id"
 PROTECTED = "/v1/"
-PATIENCE = 8  # how many times the limit is read of a body that is refused
+DRAIN_FACTOR = 8  # how many times the limit is read of a refused body, so its client sees why
 
 
 class RequestId:
-    """Gives each request an id of the server's making, and names it in the answer."""
+    """Gives each request an id made by the server, and returns it in the answer's headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,7 +35,7 @@ class RequestId:
 
 
 class Authentication:
-    """Turns away callers without a valid key before anything reads what they sent."""
+    """Refuses callers without a valid key before anything reads their body."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
@@ -51,14 +51,14 @@ class Authentication:
 
 
 def _key_of(scope: Scope) -> str | None:
-    """The value of an Authorization header, or what it would be of an X-Api-Key header."""
+    """Returns the Authorization header, or its equivalent for an X-Api-Key header."""
     headers = Headers(scope=scope)
     key = headers.get("x-api-key")
     return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 class BodyLimit:
-    """Refuses bodies over a number of bytes, whether or not they announce their length."""
+    """Refuses bodies above a number of bytes, whether or not they announce their length."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -74,7 +74,7 @@ class BodyLimit:
             if num_bytes <= self._max_bytes:
                 return message
             # A client that is still sending would not see the answer.
-            while message.get("more_body") and num_bytes < PATIENCE * self._max_bytes:
+            while message.get("more_body") and num_bytes < DRAIN_FACTOR * self._max_bytes:
                 message = await receive()
                 num_bytes += len(message.get("body", b""))
             raise HTTPException(413, f"The body may have at most {self._max_bytes} bytes.")

@@ -1,4 +1,4 @@
-"""Every error becomes an OpenAI error object, here and nowhere else."""
+"""Turns every error into an OpenAI error object; no other module does."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def api_error_of(error: Exception) -> ApiError:
-    """What a caller is told of any exception. What it is not told is logged."""
+    """Returns what a caller is told of any exception; an unexpected one is logged."""
     match error:
         case ApiError():
             return error
@@ -77,7 +77,7 @@ def api_error_of(error: Exception) -> ApiError:
 
 
 def error_response(error: ApiError) -> Response:
-    """In ASCII, since a message may quote what is no text."""
+    """Returns the answer for an error, in ASCII, since its message may quote invalid text."""
     body = json.dumps(error.to_body())
     return Response(body, error.status, error.headers, "application/json")
 

@@ -1,4 +1,4 @@
-"""fault_of: what pydantic found, in the words of the API."""
+"""fault_of: pydantic's errors in the words of the API."""
 
 from pydantic_core import ErrorDetails
 
@@ -6,7 +6,7 @@ from loraplex.platform.errors import Fault
 
 
 def fault_of(detail: ErrorDetails) -> Fault:
-    """One finding of pydantic in OpenAI's words: which parameter, and what is allowed."""
+    """Returns one of pydantic's errors as a fault: the parameter, and what is allowed."""
     where = [part for part in detail["loc"] if part != "body"]
     kind, message = detail["type"], detail["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
@@ -20,5 +20,5 @@ def fault_of(detail: ErrorDetails) -> Fault:
         return Fault(param, f"Unknown parameter: {param}")
     if kind == "missing":
         return Fault(param, f"Missing required parameter: {param}")
-    joint = " " if kind == "value_error" else ": "  # ours go on with the name, pydantic's do not
+    joint = " " if kind == "value_error" else ": "  # our messages continue after the name
     return Fault(param, f"{param}{joint}{message}")

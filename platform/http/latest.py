@@ -1,14 +1,15 @@
-"""Latest: one rendering answers all who ask within a while."""
+"""Latest: content that is rendered once and reused for a while."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 
 class Latest:
-    """
+    """The latest rendering of some content.
+
     Args:
         render: makes the content.
-        max_age: seconds for which it is given to all who ask.
+        max_age: seconds for which a rendering is reused.
     """
 
     def __init__(self, render: Callable[[], Awaitable[bytes]], max_age: float) -> None:
@@ -19,7 +20,7 @@ class Latest:
         self._good_until = float("-inf")
 
     async def get(self) -> bytes:
-        """Whoever comes while it is made waits for it."""
+        """Returns the content; concurrent callers wait for the same rendering."""
         async with self._lock:
             loop = asyncio.get_running_loop()
             if loop.time() >= self._good_until:

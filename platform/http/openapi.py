@@ -1,4 +1,4 @@
-"""The application's OpenAPI schema: who may call, what is answered, and what can go wrong."""
+"""The application's OpenAPI schema, with keys, answers, streams and error statuses."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ ANSWERS = {  # path: the whole answer, and one event of a stream
     "/v1/completions": (Completion, Completion),
 }
 ERRORS = {
-    "400": "The request cannot be obeyed; the message names every fault",
+    "400": "The request is invalid; the message names every fault",
     "401": "There is no valid key or token",
     "403": "The route needs the operator's key",
     "404": "There is no such model, adapter or base prompt",
@@ -31,7 +31,7 @@ ERRORS = {
     "409": "The name is taken",
     "413": "The body is too large",
     "422": "The adapter cannot be served",
-    "429": "Too many choices run and wait; try again later",
+    "429": "Too many choices are running or waiting; try again later",
     "500": "The server failed on this request",
     "503": "The engine is not ready, or has no room; try again later",
 }
@@ -59,7 +59,7 @@ ERROR = {
 
 
 def add_openapi(app: FastAPI) -> None:
-    """Has the application describe itself so."""
+    """Makes the application serve this schema."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -104,7 +104,7 @@ def _complete(
 
 
 def _statuses(path: str, operation: dict[str, Any]) -> set[str]:
-    """Of the errors that can come."""
+    """Returns the error statuses that an operation can answer with."""
     if not path.startswith(PROTECTED):
         return UNPROTECTED.get(path, set())
     statuses = {"401"}

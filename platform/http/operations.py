@@ -1,4 +1,4 @@
-"""The operator's routes: /health, /ping, /load, /metrics, /version. They need no API key."""
+"""The operator's routes /health, /ping, /load, /metrics and /version, which need no API key."""
 
 import asyncio
 from typing import Annotated
@@ -24,7 +24,7 @@ Serving = Annotated[Deployment, Depends(current_deployment)]
 
 @router.get("/health")
 async def health(deployment: Serving) -> Response:
-    """200 when requests are let through to an engine that gives signs of life, else 503."""
+    """200 while the engine is ready and responsive, else 503."""
     if not deployment.is_serving:
         raise Unavailable("The engine is not ready.")
     return Response()
@@ -33,19 +33,19 @@ async def health(deployment: Serving) -> Response:
 @router.get("/ping")
 @router.post("/ping")
 async def ping(deployment: Serving) -> Response:
-    """The same as /health, under the name that SageMaker asks for."""
+    """The same as /health, under the name that SageMaker calls."""
     return await health(deployment)
 
 
 @router.get("/load")
 async def load(deployment: Serving) -> dict[str, int]:
-    """How many requests are being answered."""
+    """The number of requests that are being answered."""
     return {"server_load": deployment.metrics.num_active}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request, deployment: Serving) -> Response:
-    """Prometheus text. Needs the metrics token, where the operator has set one."""
+    """Metrics as Prometheus text; needs the metrics token if the operator has set one."""
     token = deployment.settings.metrics_token
     if token is not None:
         check_token(request.headers.get("authorization"), token.get_secret_value())
@@ -60,7 +60,7 @@ async def version() -> dict[str, str]:
 
 
 def latest_metrics(deployment: Deployment) -> Latest:
-    """What `/metrics` answers; made in a thread, since it is long with many tenants."""
+    """Returns the content of `/metrics`, rendered in a thread, since many tenants make it long."""
 
     async def render() -> bytes:
         stats = await _stats(deployment)

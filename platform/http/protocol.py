@@ -1,4 +1,4 @@
-"""ClientConnection: HTTP/1.1 on one connection, with bounds on what its client can make us hold."""
+"""ClientConnection: HTTP/1.1 on one connection, with bounds on the memory its client can take."""
 
 import asyncio
 import json
@@ -14,17 +14,17 @@ from uvicorn.server import ServerState
 from loraplex.platform.errors import ApiError, HeadTooLarge, InvalidRequest, RequestTimeout
 from loraplex.platform.http.connections import Connections
 
-MAX_HEAD_BYTES = 2**16  # of a request line and its headers; also of what is pipelined
+MAX_HEAD_BYTES = 2**16  # of a request line and its headers, and of pipelined requests
 MAX_PIPELINED = 64  # requests that may wait for the one before
 SMALL_PIECE, MAX_SMALL_PIECES = 16, 2**14  # bytes; of one body
-MAX_IGNORED_BYTES = 2**20  # behind a request that is refused
-MAX_UNREAD_BODY = 2**26  # bytes of a body that come when its request has been answered
+MAX_IGNORED_BYTES = 2**20  # after a refused request
+MAX_UNREAD_BODY = 2**26  # bytes of a body that arrive after its request has been answered
 LINGER_SECONDS = 1.0
-FEWEST_BODY_BYTES = 2**14  # that make a part of a body, within each request timeout
+FEWEST_BODY_BYTES = 2**14  # of a body that must arrive within each request timeout
 
 
 def protocol_of(connections: Connections) -> type[asyncio.Protocol]:
-    """What uvicorn makes for each connection that it accepts."""
+    """Returns the protocol that uvicorn makes for each accepted connection."""
 
     def make(
         config: Config,
@@ -38,10 +38,10 @@ def protocol_of(connections: Connections) -> type[asyncio.Protocol]:
 
 
 class ClientConnection(HttpToolsProtocol):
-    """uvicorn's protocol, but one request is read at a time, so that a hang-up is always seen, and
-    a client that is too slow or sends too much is cut off.
+    """uvicorn's protocol, but it reads one request at a time, so that it always sees a hang-up, and
+    it cuts off clients that are too slow or send too much.
 
-    A request finds it as `request.state.connection`.
+    A request finds its connection as `request.state.connection`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether its client reads more slowly than it is sent to."""
+        """Whether the client reads more slowly than the server sends."""
         return self.flow.write_paused
 
     def end(self) -> None:
@@ -140,12 +140,12 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))
-        if not self._is_in_body:  # else it is a trailer, which nothing here reads
+        if not self._is_in_body:  # else the header is a trailer, which is ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._stop(InvalidRequest("There are too many requests behind the one under way."))
+            self._stop(InvalidRequest(f"At most {MAX_PIPELINED} requests may be pipelined."))
         super().on_headers_complete()
         self._is_in_body = True
         self._num_small_pieces = self._unread_body = 0
@@ -184,7 +184,7 @@ class ClientConnection(HttpToolsProtocol):
             self.loop.call_soon(self.data_received, early)
 
     def check(self, now: float) -> None:
-        """Ends the connection where a head, a part of a body or a reader is overdue."""
+        """Ends the connection if a head, a part of a body or a read is overdue."""
         limits = self._limits
         if self.flow.write_paused or self.transport.is_closing():
             self._check_reader(now)
@@ -197,7 +197,7 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has been read and not yet been answered."""
+        """Whether a request has been read but not answered."""
         running = self._running
         is_read = running is not None and not (running.response_complete or running.more_body)
         return is_read or bool(self.pipeline)
@@ -212,7 +212,7 @@ class ClientConnection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self.cycle is not None:
-                self.cycle.keep_alive = False  # whatever follows is in another protocol
+                self.cycle.keep_alive = False  # what follows is in another protocol
         except httptools.HttpParserError:
             self._refuse(self._refusal or InvalidRequest("This is not a valid HTTP request."))
         if self._unreported_bytes > MAX_HEAD_BYTES:
@@ -224,12 +224,12 @@ class ClientConnection(HttpToolsProtocol):
             self._stop(_too_large())
 
     def _stop(self, refusal: ApiError) -> NoReturn:
-        """To be called by what the parser calls, which then parses no further."""
+        """Makes the parser stop; for the callbacks of the parser."""
         self._refusal = refusal
         raise refusal
 
     def _keep_reading(self) -> None:
-        """uvicorn stops where requests are pipelined, and would not see a hang-up."""
+        """Resumes reading, which uvicorn stops while requests are pipelined, to see a hang-up."""
         if self.pipeline:
             self.flow.resume_reading()
 
@@ -242,7 +242,7 @@ class ClientConnection(HttpToolsProtocol):
             self.end()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers, unless another answer is under way, and ends the connection."""
+        """Answers, unless another answer is being sent, and ends the connection."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -250,7 +250,7 @@ class ClientConnection(HttpToolsProtocol):
         has_begun = running is not None and running.response_started
         if self._is_answering or (has_begun and not running.response_complete):  # type: ignore[union-attr]
             return self.end()
-        if running is not None:  # it waits for a body
+        if running is not None:  # the request waits for its body
             running.disconnected = True
             running.message_event.set()
         self._head_since, self._is_in_body = None, False

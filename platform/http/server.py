@@ -1,4 +1,4 @@
-"""HttpServer: uvicorn with bounded connections, and an end that every caller is told of."""
+"""HttpServer: uvicorn with bounded connections and a stop that every caller is told of."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ from loraplex.platform.config import Settings
 from loraplex.platform.http.connections import ConnectionLimits, Connections
 from loraplex.platform.http.protocol import protocol_of
 
-LAST_WORD_SECONDS = 1.0  # for the errors that end what did not finish in time
+LAST_WORD_SECONDS = 1.0  # to send errors to the requests that did not finish in time
 
 
 class HttpServer(uvicorn.Server):
-    """A signal ends `serve` and not the whole process after it."""
+    """A server whose `serve` returns after a signal, so that the process can clean up."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self._stopping: asyncio.Event = app.state.stopping
@@ -54,15 +54,15 @@ class HttpServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal ends the wait for answers under way, but not without a word."""
+        """Begins to stop; a second signal ends running requests with an error."""
         if self.should_exit:
             self._stopping.set()
             asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, self._connections.end_all)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets answers under way finish for `shutdown_timeout` seconds; then each of the others
-        ends with an error, and at last its connection."""
+        """Waits up to `shutdown_timeout` seconds for running requests; then ends the others with an
+        error, and at last their connections."""
         loop = asyncio.get_running_loop()
         timers = [
             loop.call_later(self._grace, self._stopping.set),

@@ -1,4 +1,4 @@
-"""Shedding: while there is no engine, callers are told so before anything else is done for them."""
+"""Shedding: refuses requests cheaply while there is no engine."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ GENERATING = ("/v1/chat/completions", "/v1/completions")
 
 
 class Shedding:
-    """Answers 503 for the routes that generate, without reading the body: clients that try again
-    and again must not take the processor from the engine that starts.
+    """Answers 503 for the routes that generate without reading the body, since clients that retry
+    must not take the processor from the engine that starts.
 
     Args:
         refuse_unless_ready: raises EngineUnavailable while there is no engine.

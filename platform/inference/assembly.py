@@ -1,4 +1,4 @@
-"""assemble: the prompts of a call become requests to an engine, and the event loop goes on."""
+"""assemble: builds the engine's requests of a call without holding the event loop."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from loraplex.platform.inference.limits import fit
 from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
 from loraplex.platform.inference.prompts.tokenizer_threads import TokenizerJob
 
-TOKENS_AT_ONCE = 2**15  # of prompts, that are checked and copied before other work has its turn
+TOKENS_AT_ONCE = 2**15  # of prompts that are checked before other work has its turn
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ async def assemble(
     engine gives the same tokens.
 
     Raises:
-        RequestRejected: if a prompt is none, or does not fit together with its answer.
+        RequestRejected: if a prompt is empty, or does not fit together with its answer.
     """
     requests = [
         _request(terms, number, prompt, sampling, seeds)

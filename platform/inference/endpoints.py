@@ -1,4 +1,4 @@
-"""The tenant's routes: /v1/models, /v1/chat/completions, /v1/completions."""
+"""The tenant's routes: /v1/models, /v1/base_prompts, /v1/chat/completions, /v1/completions."""
 
 from typing import Annotated
 
@@ -32,13 +32,13 @@ async def list_models(principal: Caller, deployment: Serving) -> ModelList:
 
 @router.get("/models/{name:path}", tags=["models"])
 async def get_model(name: str, principal: Caller, deployment: Serving) -> ModelCard:
-    """One of them."""
+    """The base model or one of the caller's adapters."""
     return _card(await deployment.catalog.resolve(principal, name), deployment)
 
 
 @router.get("/base_prompts", tags=["base prompts"])
 async def list_base_prompts(principal: Caller, deployment: Serving) -> BasePromptList:
-    """What the operator published; every caller may begin its prompts with these."""
+    """The prompts that the operator published, with which any caller's prompts may begin."""
     data = [
         BasePromptCard(
             id=prompt.name,
@@ -56,7 +56,7 @@ async def list_base_prompts(principal: Caller, deployment: Serving) -> BasePromp
 async def create_chat_completion(
     body: ChatCompletionRequest, request: Request, principal: Caller, deployment: Serving
 ) -> Response:
-    """The next message of a conversation, whole or as server-sent events."""
+    """Generates the next message of a conversation, whole or as server-sent events."""
     request.app.state.load.check(principal.tenant)
     generation = await unless_gone(request, deployment.inference.chat(principal, body))
     renderer = ChatRenderer(generation, body.answer_options)
@@ -67,7 +67,7 @@ async def create_chat_completion(
 async def create_completion(
     body: CompletionRequest, request: Request, principal: Caller, deployment: Serving
 ) -> Response:
-    """What follows each prompt, whole or as server-sent events."""
+    """Generates the text that follows each prompt, whole or as server-sent events."""
     request.app.state.load.check(principal.tenant)
     generation = await unless_gone(request, deployment.inference.completion(principal, body))
     renderer = CompletionRenderer(generation, body.answer_options)

@@ -1,4 +1,4 @@
-"""Generation: one API call on its way, from checked body to the engine's events."""
+"""Generation: one API call, from its checked body to the engine's events."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -18,24 +18,26 @@ from loraplex.platform.inference.load import Load
 class Prompt:
     token_ids: list[int]
     text: str
-    first_token: str = ""  # the first token's text, where the prompt is to be echoed
-    offsets: tuple[int, ...] = ()  # of its tokens in the text, where log-probabilities are too
+    first_token: str = ""  # text of the first token, if the prompt is echoed
+    offsets: tuple[int, ...] = ()  # of the tokens in the text, if log-probabilities are shown
 
 
 @dataclass(frozen=True)
 class Generation:
+    """One call, ready for an engine."""
+
     id: str
     created: int  # Unix seconds
     model: str
     prompts: list[Prompt]
     requests: list[GenerateRequest]  # one per prompt
     tokenizer: Tokenizer
-    fingerprint: str  # of what answers
-    only_scores: bool = False  # the prompt's log-probabilities are the answer
+    fingerprint: str  # of the model
+    only_scores: bool = False  # whether the prompt's log-probabilities are the whole answer
 
     @property
     def sampling(self) -> SamplingParams:
-        """The same for all prompts, `max_tokens` apart."""
+        """The sampling parameters, which the prompts share except for `max_tokens` and seed."""
         return self.requests[0].sampling
 
     @property
@@ -44,19 +46,19 @@ class Generation:
 
 
 class ChoiceEvent(NamedTuple):
-    prompt: int  # which prompt
-    choice: int  # which choice, counted over all prompts
+    prompt: int  # number of the prompt
+    choice: int  # number of the choice, over all prompts
     event: TokenEvent
 
 
 async def run(
     failover: Failover, generation: Generation, load: Load
 ) -> AsyncGenerator[ChoiceEvent, None]:
-    """Yields the events of all prompts as they come. Closing it aborts what still runs.
+    """Yields the events of all prompts as they come; closing the generator aborts the requests.
 
     Raises:
         EngineError: as soon as one prompt fails; the others are aborted.
-        ApiError: if there is no room for so many choices.
+        ApiError: if the server is at its limit of choices.
     """
     requests, choices = generation.requests, generation.choices_per_prompt
     numbers = {request.request_id: number for number, request in enumerate(requests)}
@@ -69,7 +71,7 @@ async def run(
 
 
 def _without_answer(event: TokenEvent) -> TokenEvent:
-    """An engine generates a token at least; this one was not asked for."""
+    """Removes the one token that an engine generates at least, and that was not asked for."""
     usage = event.usage
     return msgspec.structs.replace(
         event,

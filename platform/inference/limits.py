@@ -1,4 +1,4 @@
-"""Limits: a call's sampling, made to fit the served model."""
+"""Limits of a call: its sampling, its choices, and the fit of prompt and answer."""
 
 import msgspec
 
@@ -20,8 +20,8 @@ def check_choices(num_prompts: int, n: int) -> None:
     """Raises InvalidRequest for more choices than one request may ask for."""
     if num_prompts * n > MAX_CHOICES:
         raise InvalidRequest(
-            f"A request may ask for {MAX_CHOICES} choices in all, but {num_prompts} prompts "
-            f"with n = {n} are {num_prompts * n}.",
+            f"A request may ask for at most {MAX_CHOICES} choices in total, but {num_prompts} "
+            f"prompts with n = {n} ask for {num_prompts * n}.",
             "n",
         )
 
@@ -33,14 +33,14 @@ def fit(
     sampling: SamplingParams,
     default: int | None,
 ) -> SamplingParams:
-    """The sampling for one prompt, with `max_tokens` set where there is a default.
+    """Returns the sampling for one prompt, with `max_tokens` set if there is a default.
 
     Args:
-        param: where the prompt came from, for the error.
+        param: the field that holds the prompt, for errors.
         default: `max_tokens` of a request that names none; None: as many as fit.
 
     Raises:
-        RequestRejected: if the prompt is none, or prompt and answer do not fit.
+        RequestRejected: if the prompt is empty, or prompt and answer do not fit.
     """
     num_wanted = max(sampling.max_tokens or sampling.min_tokens, 1)
     limits.check_prompt(token_ids, num_wanted, what=param, param=param)

@@ -1,4 +1,4 @@
-"""Load: how much runs and waits, how much may, and when there is room again."""
+"""Load: limits the choices that run or wait, and estimates when there is room again."""
 
 import contextlib
 import math
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 
 from loraplex.platform.errors import InvalidRequest, TooManyRequests
 
-WINDOW_SECONDS = 60.0  # of which the ends tell how fast requests end
-UNKNOWN_SECONDS = 10  # until there is room, where nothing has ended in that time
-MAX_SECONDS = 300
+WINDOW_SECONDS = 60.0  # over which the rate of finished choices is measured
+UNKNOWN_SECONDS = 10  # estimate if no choice has finished in that window
+MAX_SECONDS = 300  # largest estimate
 
 
 class Load:
-    """Counts choices from the request to the end of the answer. A tenant may have three quarters
-    of what all may have together.
+    """Counts choices from the request to the end of the answer; one tenant may have three quarters
+    of the limit.
 
     Args:
-        max_choices: that run or wait.
-        clock: seconds.
+        max_choices: limit on choices that run or wait.
+        clock: returns seconds.
     """
 
     def __init__(self, max_choices: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,10 +30,11 @@ class Load:
         self._ends: deque[tuple[float, int]] = deque()
 
     def check(self, tenant: str, num_choices: int = 1) -> None:
-        """
+        """Refuses choices for which there is no room.
+
         Raises:
-            InvalidRequest: if so many can never be taken.
-            TooManyRequests: if they cannot be taken now, with the seconds until they can.
+            InvalidRequest: if there is never room for so many.
+            TooManyRequests: with the estimated seconds, if there is no room now.
         """
         if num_choices > self._per_tenant:
             raise InvalidRequest(
@@ -44,15 +45,16 @@ class Load:
         own = self._held[tenant] + num_choices - self._per_tenant
         excess = max(own, self._held.total() + num_choices - self._max)
         if excess > 0:
-            whose = "Your requests" if own > 0 else "The server's requests"
+            whose, limit = ("Your", self._per_tenant) if own > 0 else ("The server's", self._max)
             raise TooManyRequests(
-                f"{whose} that run and wait are as many as may be; try again later.",
+                f"{whose} requests have as many choices as may run or wait ({limit}); "
+                "try again later.",
                 self._seconds_until_free(excess),
             )
 
     @contextlib.contextmanager
     def hold(self, tenant: str, num_choices: int) -> Iterator[None]:
-        """Counts them in. Raises as `check` does."""
+        """Counts choices until the context ends; raises as `check` does."""
         self.check(tenant, num_choices)
         self._held[tenant] += num_choices
         try:

@@ -1,4 +1,4 @@
-"""InferenceService: a checked body becomes a Generation, or an error that says why not."""
+"""InferenceService: turns a checked body into a Generation, or into an error."""
 
 import asyncio
 import uuid
@@ -32,7 +32,7 @@ FINGERPRINT_LENGTH = 12
 
 
 class InferenceService:
-    """Resolves the model, tokenises, and checks what depends on both."""
+    """Resolves the model, tokenises the prompts, and checks what depends on both."""
 
     def __init__(
         self,
@@ -43,21 +43,21 @@ class InferenceService:
         *,
         allow_chat_templates: bool = False,
     ) -> None:
-        """`allow_chat_templates`: callers may bring templates of their own."""
+        """`allow_chat_templates`: whether callers may bring templates of their own."""
         self.engine = engine
         self._catalog = catalog
         self._base_prompts = base_prompts
         self._seeds = seeds
         self._allow_chat_templates = allow_chat_templates
         self._tokenizer: Tokenizer | None = None
-        self._folder: Path | None = None  # that it is from
+        self._folder: Path | None = None  # of the tokenizer
         self._threads = TokenizerThreads()
 
     async def load_tokenizer(self, folder: Path) -> None:
-        """To be awaited before requests are let through. The same folder again costs nothing.
+        """Loads the tokenizer of a folder, unless it is loaded already; before the first request.
 
         Raises:
-            UnsupportedModel: if there is none to load.
+            UnsupportedModel: if the folder has no tokenizer that can be loaded.
         """
         if folder == self._folder:
             return
@@ -69,7 +69,11 @@ class InferenceService:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises Unavailable before there is one."""
+        """The served tokenizer.
+
+        Raises:
+            Unavailable: while no tokenizer is loaded.
+        """
         if self._tokenizer is None:
             raise Unavailable(STARTING)
         return self._tokenizer
@@ -80,17 +84,22 @@ class InferenceService:
             self._tokenizer.close()
 
     async def read_adapter_text(self, folder: Path) -> AdapterText:
-        """What an adapter's folder says about text.
+        """Returns the chat template and the notes on text of an adapter's folder.
 
         Raises:
-            RequestRejected: where it has a chat template that is none.
+            RequestRejected: if the folder has an invalid chat template.
         """
         if self._tokenizer is None or self._folder is None:
             raise Unavailable(STARTING)
         return await asyncio.to_thread(read_adapter_text, folder, self._folder, self._tokenizer)
 
     async def chat(self, principal: Principal, body: ChatCompletionRequest) -> Generation:
-        """Raises ApiError, or PromptRejected by the chat template."""
+        """Returns the generation of a chat.
+
+        Raises:
+            ApiError: if the chat cannot be served as asked.
+            PromptRejected: if the chat template refuses the messages.
+        """
         terms, tokenizer = await self._open("chatcmpl", "messages", principal, body, None)
         template = body.chat_template or terms.model.text.chat_template
         sampling = body.to_sampling(
@@ -110,7 +119,11 @@ class InferenceService:
         return await assemble(terms, [prompt], sampling, self._seeds, tokenizer)
 
     async def completion(self, principal: Principal, body: CompletionRequest) -> Generation:
-        """Raises ApiError."""
+        """Returns the generation of a completion.
+
+        Raises:
+            ApiError: if the completion cannot be served as asked.
+        """
         terms, tokenizer = await self._open(
             "cmpl", "prompt", principal, body, DEFAULT_COMPLETION_TOKENS
         )
@@ -157,7 +170,7 @@ class InferenceService:
         return terms, self._tokenizer
 
     def _prefix(self, body: SamplingFields, model: Model) -> PromptPrefix | None:
-        """With the base prompt that the request names, or else its model's."""
+        """Returns the prefix that the request names, or else its model's."""
         is_named = body.base_prompt is not None
         name = body.base_prompt if is_named else model.base_prompt
         if name is None:

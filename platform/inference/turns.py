@@ -1,4 +1,4 @@
-"""Turns: a few places that tenants take by turns, so that none of them holds all."""
+"""Turns: a few places that tenants take in turns, so that no tenant holds all."""
 
 import asyncio
 import contextlib
@@ -7,23 +7,23 @@ from collections.abc import AsyncIterator
 
 
 class Turns:
-    """Who waits longest within a tenant is its next; tenants follow one another.
+    """Places for work, first come, first served within a tenant, and round robin between tenants.
 
     Args:
-        num_places: how many may be in at once.
-        per_tenant: how many of one tenant.
+        num_places: number of places.
+        per_tenant: number of places that one tenant may hold.
     """
 
     def __init__(self, num_places: int, per_tenant: int) -> None:
         self._free = num_places
         self._per_tenant = per_tenant
         self._taken: Counter[str] = Counter()
-        self._last = ""  # the tenant that was let in last
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next tenant is first
+        self._last = ""  # the tenant that took the last place
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next tenant comes first
 
     @contextlib.asynccontextmanager
     async def take(self, tenant: str) -> AsyncIterator[None]:
-        """Waits for a place, and holds it."""
+        """Waits for a place, and holds it until the context ends."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         self._hand_out()
@@ -41,7 +41,7 @@ class Turns:
     def _hand_out(self) -> None:
         for tenant in sorted(self._waiting, key=lambda it: it == self._last):
             queue = self._waiting[tenant]
-            while queue and queue[0].done():  # it was cancelled
+            while queue and queue[0].done():  # cancelled
                 queue.popleft()
             if queue and self._free and self._taken[tenant] < self._per_tenant:
                 self._free -= 1

@@ -1,4 +1,4 @@
-"""What may interrupt a request's work: its client hangs up, or the server stops."""
+"""Runs a request's work until its client hangs up or the server stops."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Awaits the work; cancels it as soon as the client hangs up or the server must stop. The
-    request's body has been read before.
+    """Awaits the work, and cancels it as soon as the client hangs up or the server must stop; for
+    requests whose body has been read.
 
     Raises:
         ClientGone: if the client hung up.
@@ -25,10 +25,10 @@ async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
 
 
 async def unless_stopping(request: Request, work: Awaitable[Result]) -> Result:
-    """Awaits the work; cancels it as soon as the server must stop.
+    """Awaits the work, and cancels it as soon as the server must stop.
 
     Raises:
-        Unavailable: in that case.
+        Unavailable: if the server stops.
     """
     return await _unless(work, {_stop(request): _stopping()})
 

@@ -27,7 +27,7 @@ TOKENS = tuple(unit * 10**power for power in range(6) for unit in (1, 2, 5))
 CHOICES = (1, 2, 5, 10, 20)
 LABEL = "model_name"
 
-# They would be a second series for each metric, which only says when this process started.
+# Created-metrics would double the series, to say only when this process started.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 GAUGES = {
@@ -139,7 +139,7 @@ FAILOVER_COUNTERS = {
 BASE_PROMPT_GAUGES = {
     "loraplex:base_prompt_blocks": "Number of KV blocks pinned by a base prompt",
     "loraplex:base_prompt_users": "Number of sequences that use a base prompt",
-    "loraplex:base_prompt_saved_blocks": "KV blocks that sharing saves the users of a base prompt",
+    "loraplex:base_prompt_saved_blocks": "Number of KV blocks saved by sharing a base prompt",
 }
 TENANT_GAUGES = {
     "floor_blocks": ("floor", "Guaranteed number of KV blocks of a tenant"),
@@ -196,7 +196,7 @@ TENANT_COUNTERS = {
 
 
 class Metrics:
-    """Times requests as this process sees them, and shows the engine's numbers beside them."""
+    """Measures requests as this process sees them, beside the engine's own statistics."""
 
     def __init__(self, model_name: str, failover: FailoverStats) -> None:
         self._model_name = model_name
@@ -206,62 +206,66 @@ class Metrics:
         self._registry.register(_FailoverCollector(model_name, failover))
         self._finished = Counter(
             "vllm:request_success",
-            "Choices that ended, by reason",
+            "Number of finished choices, by reason",
             [LABEL, "finished_reason"],
             registry=self._registry,
         )
         self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From a request to its first token", SHORT
+            "time_to_first_token_seconds", "Time from a request to its first token", SHORT
         )
         self._per_token = self._histogram(
-            "time_per_output_token_seconds", "Time of a request by its generated tokens", SHORT
+            "time_per_output_token_seconds", "Time of a request per generated token", SHORT
         )
         self._between_tokens = self._histogram(
-            "inter_token_latency_seconds", "From one token to the next", SHORT
+            "inter_token_latency_seconds", "Time from one token to the next", SHORT
         )
         self._whole = self._histogram(
-            "e2e_request_latency_seconds", "From a request to its last token", LONG
+            "e2e_request_latency_seconds", "Time from a request to its last token", LONG
         )
         self._queueing = self._histogram(
-            "request_queue_time_seconds", "From a choice's arrival to its admission", LONG
+            "request_queue_time_seconds", "Time from a choice's arrival to its admission", LONG
         )
         self._prefilling = self._histogram(
-            "request_prefill_time_seconds", "From a choice's admission to its first token", LONG
+            "request_prefill_time_seconds",
+            "Time from a choice's admission to its first token",
+            LONG,
         )
         self._running = self._histogram(
-            "request_inference_time_seconds", "From a choice's admission to its last token", LONG
+            "request_inference_time_seconds",
+            "Time from a choice's admission to its last token",
+            LONG,
         )
         self._decoding = self._histogram(
-            "request_decode_time_seconds", "From a choice's first token to its last", LONG
+            "request_decode_time_seconds", "Time from a choice's first token to its last", LONG
         )
         self._prompt_tokens = self._histogram(
-            "request_prompt_tokens", "Tokens of a request's prompt", TOKENS
+            "request_prompt_tokens", "Number of prompt tokens of a request", TOKENS
         )
         self._generated_tokens = self._histogram(
-            "request_generation_tokens", "Tokens that a choice generated", TOKENS
+            "request_generation_tokens", "Number of tokens generated for a choice", TOKENS
         )
         self._longest_choice = self._histogram(
             "request_max_num_generation_tokens",
-            "Tokens that the longest choice of a request generated",
+            "Number of tokens generated for the longest choice of a request",
             TOKENS,
         )
         self._max_tokens = self._histogram(
-            "request_params_max_tokens", "Most tokens that a request allows, where it says", TOKENS
+            "request_params_max_tokens", "Value of max_tokens in requests that have one", TOKENS
         )
         self._num_choices = self._histogram(
-            "request_params_n", "Choices that a request asks for", CHOICES
+            "request_params_n", "Number of choices that a request asks for", CHOICES
         )
         self.num_active = 0  # requests being answered
 
     def render(self, stats: EngineStats | None) -> bytes:
-        """Prometheus text. `stats` is None while there is no engine to ask."""
+        """Returns Prometheus text. `stats` is None while no engine can be asked."""
         self._engine.stats = stats
         return generate_latest(self._registry)
 
     async def watch(
         self, generation: Generation, events: AsyncGenerator[ChoiceEvent, None]
     ) -> AsyncGenerator[ChoiceEvent, None]:
-        """Passes the events on unchanged, and measures their times."""
+        """Yields the events unchanged, and measures their times."""
         times = _Times(time.monotonic())
         num_choices = len(generation.requests) * generation.choices_per_prompt
         longest: Counts[int] = Counts()  # by prompt
@@ -324,7 +328,7 @@ class Metrics:
 
 @dataclass
 class _Times:
-    """When a call's choices came to what, in seconds of one clock."""
+    """When a call started, and when its choices were admitted and produced tokens; in seconds."""
 
     start: float
     admitted: dict[int, float] = field(default_factory=dict)
@@ -333,7 +337,7 @@ class _Times:
 
 
 class _FailoverCollector(Collector):
-    """Counts of this process, which go on when an engine ends."""
+    """This process's own counters, which continue when an engine ends."""
 
     def __init__(self, model_name: str, stats: FailoverStats) -> None:
         self._stats = stats
@@ -347,7 +351,7 @@ class _FailoverCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """The engine counts by itself; its numbers begin anew when it restarts."""
+    """The engine's statistics, whose counters restart with each engine."""
 
     def __init__(self, model_name: str) -> None:
         self.stats: EngineStats | None = None
@@ -365,7 +369,7 @@ class _EngineCollector(Collector):
         held = stats.num_blocks - stats.num_free_blocks
         usage = held / stats.num_blocks if stats.num_blocks else 0.0
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
-            yield self._gauge(name, "Share of KV blocks in use, 1 is all", usage)
+            yield self._gauge(name, "Share of KV blocks in use, from 0 to 1", usage)
 
         yield from self._base_prompts(stats.base_prompts)
         yield from self._tenants(stats.tenants)
@@ -397,7 +401,7 @@ class _EngineCollector(Collector):
                 yield family
         evictions = CounterMetricFamily(
             "loraplex:tenant_evictions",
-            "Cached KV blocks that a tenant lost",
+            "Number of cached KV blocks evicted from a tenant, by cause",
             labels=[*labels, "cause"],
         )
         for tenant in tenants:

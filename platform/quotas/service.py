@@ -1,4 +1,4 @@
-"""QuotaService: what a caller may still use, reserved before a call and settled after it."""
+"""QuotaService: what a caller may still use, reserved before each call and settled after it."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 from loraplex.platform.auth.principal import Principal
 from loraplex.platform.errors import TooManyRequests
 
-RETRY_AFTER = 1  # seconds; a choice that ends makes room, and nobody knows when
+RETRY_AFTER = 1  # seconds; a choice that ends makes room, at a time that cannot be known
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Reservation:
-    """What is set aside for one call until it is settled."""
+    """What one call has reserved until it is settled."""
 
     tenant: str
     demand: Demand
@@ -29,14 +29,14 @@ class Reservation:
 
 class QuotaService(Protocol):
     def reserve(self, principal: Principal, demand: Demand) -> Reservation:
-        """Sets aside what a call may use; all of it or nothing.
+        """Reserves what a call may use, all of it or nothing.
 
         Raises:
-            TooManyRequests: when there is not so much left, with the time to wait.
+            TooManyRequests: with the time to wait, if too little is left.
         """
 
     def settle(self, reservation: Reservation) -> None:
-        """Gives a reservation back, once, when its call has ended."""
+        """Releases a reservation, once, when its call has ended."""
 
 
 class InMemoryQuotas:
@@ -55,8 +55,8 @@ class InMemoryQuotas:
         tenant, limit = principal.tenant, self._max_choices
         if limit is not None and self._open[tenant] + demand.choices > limit:
             raise TooManyRequests(
-                f"This call asks for {demand.choices} choices while {self._open[tenant]} of this "
-                f"tenant's are open; at most {limit} can be at once.",
+                f"This call asks for {demand.choices} choices while this tenant has "
+                f"{self._open[tenant]} open; a tenant may have at most {limit} at once.",
                 RETRY_AFTER,
             )
         self._open[tenant] += demand.choices
@@ -69,5 +69,5 @@ class InMemoryQuotas:
             del self._open[reservation.tenant]
 
     def num_open(self, tenant: str) -> int:
-        """Choices of a tenant that are reserved now."""
+        """Returns how many choices of a tenant are reserved now."""
         return self._open[tenant]

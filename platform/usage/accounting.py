@@ -1,4 +1,4 @@
-"""Accounting: a call's reservation before its first event, and its usage after its last."""
+"""Accounting: reserves before a call's first event, and records its usage after the last."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -15,17 +15,17 @@ Events = AsyncGenerator[ChoiceEvent, None]
 
 
 class Accounting:
-    """Reserves, counts and settles, whichever way a call ends."""
+    """Reserves, counts and settles every call, however it ends."""
 
     def __init__(self, quotas: QuotaService, sink: UsageSink) -> None:
         self._quotas = quotas
         self._sink = sink
 
     async def account(self, principal: Principal, generation: Generation, events: Events) -> Events:
-        """Passes a call's events on, and records its usage when they end or are closed.
+        """Yields a call's events unchanged, and records its usage when they end or are closed.
 
         Raises:
-            TooManyRequests: before the first event, where the call asks for too much.
+            TooManyRequests: before the first event, if the call asks for too much.
         """
         reservation = self._quotas.reserve(principal, _demand(generation))
         tally, started_at = _Tally(generation), time.time()
@@ -58,7 +58,7 @@ class Accounting:
 
 
 class _Tally:
-    """Counts each prompt once, from its first event on, and every token that came."""
+    """Counts each prompt once, at its first event, and every generated token."""
 
     def __init__(self, generation: Generation) -> None:
         self._prompts = generation.prompts

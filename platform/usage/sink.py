@@ -1,11 +1,11 @@
-"""UsageSink: where it is written what each call has used, once per call."""
+"""UsageSink: records what each call has used, once per call."""
 
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-KEPT = 1000  # of the latest events, in memory
+KEPT = 1000  # latest events in memory
 
 
 class Outcome(StrEnum):
@@ -16,15 +16,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class UsageEvent:
-    """What one call has used, however it ended."""
+    """The usage of one call, however it ended."""
 
     call_id: str
     tenant: str
     key_id: str
     model: str
     prompt_tokens: int
-    cached_tokens: int  # of these, found in the prefix cache
-    completion_tokens: int  # that came, also where the client did not wait for the rest
+    cached_tokens: int  # prompt tokens found in the prefix cache
+    completion_tokens: int  # generated tokens, also if the client did not wait for the rest
     outcome: Outcome
     started_at: float  # Unix seconds
     finished_at: float
@@ -32,11 +32,11 @@ class UsageEvent:
 
 class UsageSink(Protocol):
     def record(self, event: UsageEvent) -> None:
-        """Takes an event; it comes once per call."""
+        """Records an event; called once per call."""
 
 
 class InMemoryUsage:
-    """Keeps the latest events of this process."""
+    """The latest events of this process."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self.events: deque[UsageEvent] = deque(maxlen=kept)

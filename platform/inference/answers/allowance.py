@@ -1,4 +1,4 @@
-"""LogprobAllowance: how many log-probabilities an answer that is sent whole may hold."""
+"""LogprobAllowance: limits the log-probabilities of an answer that is sent whole."""
 
 from loraplex.engine.protocol import TokenEvent
 from loraplex.platform.errors import InvalidRequest
@@ -7,14 +7,18 @@ MAX_LOGPROBS = 2**20  # some hundreds of MB
 
 
 class LogprobAllowance:
-    """Of one call; those of its prompts count, too."""
+    """The log-probabilities that one call may still have; its prompts' count, too."""
 
     def __init__(self, max_logprobs: int = MAX_LOGPROBS) -> None:
         self._max = max_logprobs
         self._left = max_logprobs
 
     def take(self, event: TokenEvent) -> None:
-        """Raises InvalidRequest if they are too many with these."""
+        """Counts an event's log-probabilities.
+
+        Raises:
+            InvalidRequest: if the call has too many now.
+        """
         for positions in (event.logprobs, event.prompt_logprobs):
             if positions:
                 self._left -= sum(1 + len(it.top) for it in positions if it is not None)

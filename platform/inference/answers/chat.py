@@ -20,6 +20,8 @@ from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 
 class ChatRenderer:
+    """Renders one call, whole or in chunks."""
+
     def __init__(self, generation: Generation, options: AnswerOptions) -> None:
         self._generation = generation
         self._options = options

@@ -25,6 +25,8 @@ Positions = list[PositionLogprobs | None]
 
 
 class CompletionRenderer:
+    """Renders one call, whole or in chunks."""
+
     def __init__(self, generation: Generation, options: AnswerOptions) -> None:
         self._generation = generation
         self._options = options
@@ -83,7 +85,7 @@ class CompletionRenderer:
     def _logprobs(
         self, prompt: int, choice: int, positions: list[PositionLogprobs] | None, is_echo: bool
     ) -> CompletionLogprobs | None:
-        """With the prompt's before a choice's first, where it is echoed."""
+        """Returns the log-probabilities of some tokens, behind the prompt's if it is echoed."""
         if positions is None:
             return None
         source = self._generation.prompts[prompt]

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes and in vLLM's; always finite numbers."""
+"""Log-probabilities in OpenAI's two shapes and in vLLM's, always as finite numbers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from loraplex.platform.inference.answers.responses import (
     TopLogprob,
 )
 
-LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
+LOWEST = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
 def finite(logprob: float) -> float:
@@ -21,7 +21,7 @@ def finite(logprob: float) -> float:
 
 
 def token_text(token: protocol.TokenLogprob, as_id: bool = False) -> str:
-    """The token's text; for a part of a character, its bytes in OpenAI's notation."""
+    """Returns the token's text or, for a part of a character, its bytes in OpenAI's notation."""
     if as_id:
         return id_text(token.token_id)
     try:
@@ -32,7 +32,7 @@ def token_text(token: protocol.TokenLogprob, as_id: bool = False) -> str:
 
 
 def id_text(token_id: int) -> str:
-    """A token's id where a text is expected."""
+    """Returns a token's id as a text."""
     return f"token_id:{token_id}"
 
 
@@ -67,13 +67,13 @@ def completion_logprobs(
     first_token: str,
     as_ids: bool = False,
 ) -> CompletionLogprobs:
-    """The parallel lists of the older route.
+    """Returns the parallel lists of the older route.
 
     Args:
         positions: None stands for the prompt's first token, which nothing predicts.
-        offsets: where in the text each of the tokens begins.
-        first_token: the text of the first token.
-        as_ids: tokens are shown by their ids.
+        offsets: where in the text each token begins.
+        first_token: text of the prompt's first token.
+        as_ids: whether tokens are shown by their ids.
     """
     chosen = [None if position is None else position.chosen for position in positions]
     return CompletionLogprobs(

@@ -1,4 +1,4 @@
-"""What the two inference routes answer, whole or in chunks; OpenAI's shapes and vLLM's extras."""
+"""The answers of the two inference routes, whole or in chunks: OpenAI's with vLLM's extras."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, and a chunk of one."""
+    """A whole answer, or a chunk of one."""
 
     id: str
     object: str = "text_completion"

@@ -1,4 +1,4 @@
-"""What the events of a call add up to: each choice's result, and the usage of all."""
+"""Collects the events of a call: the result of each choice, and the usage of all."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from loraplex.platform.inference.generation import ChoiceEvent, Generation
 
 @dataclass
 class ChoiceResult:
-    """Grows event by event."""
+    """One choice, which grows event by event."""
 
     prompt: int
     text: str = ""
@@ -40,7 +40,7 @@ class ChoiceResult:
 
 
 class UsageTally:
-    """Counts each prompt once, however many choices it has."""
+    """Usage of a call, which counts each prompt once, however many choices it has."""
 
     def __init__(self, generation: Generation) -> None:
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in generation.prompts)
@@ -56,7 +56,7 @@ class UsageTally:
 
     @property
     def total(self) -> Usage:
-        """So far; cached tokens are known when a prompt's first choice has ended."""
+        """Usage so far; cached tokens are known once a prompt's first choice has ended."""
         completion_tokens = self._completion_tokens.total()
         return Usage(
             prompt_tokens=self._prompt_tokens,
@@ -69,10 +69,10 @@ class UsageTally:
 async def collect(
     generation: Generation, events: AsyncIterator[ChoiceEvent]
 ) -> tuple[list[ChoiceResult], Usage]:
-    """Reads a call to its end. Every choice of a prompt has the prompt's logprobs, if any has.
+    """Reads a call to its end, and returns its choices and its usage.
 
     Raises:
-        InvalidRequest: for more log-probabilities than may be held until the end.
+        InvalidRequest: for more log-probabilities than the server holds until the end.
     """
     n = generation.choices_per_prompt
     results = [ChoiceResult(number // n) for number in range(n * len(generation.prompts))]

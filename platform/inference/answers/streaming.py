@@ -1,4 +1,4 @@
-"""How an answer leaves: whole or as server-sent events, and not at all once the client has gone."""
+"""Sends an answer, whole or as server-sent events, until the client hangs up."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from loraplex.platform.inference.generation import ChoiceEvent, Generation
 from loraplex.platform.inference.waiting import unless_gone
 
 DONE = b"data: [DONE]\n\n"
-# Characters that some clients end a line at; in JSON they only occur inside of texts.
+# Characters at which some clients end a line; in JSON they only occur inside of texts.
 LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029"]
 
 Events = AsyncGenerator[ChoiceEvent, None]
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Renderer(Protocol):
-    """Turns events into one route's shapes."""
+    """Renders events in the shapes of one route."""
 
     def whole(self, results: list[ChoiceResult], usage: Usage) -> msgspec.Struct: ...
     def chunks(self, item: ChoiceEvent, tally: UsageTally) -> Iterator[msgspec.Struct]: ...
@@ -35,11 +35,10 @@ class Renderer(Protocol):
 
 
 class EventStream(Response):
-    """Closes its source whichever way it ends, so that the request behind it is aborted.
+    """A stream that closes its source however it ends, so that the request behind it is aborted.
 
     Args:
-        max_unread: bytes that are kept for a client that reads more slowly than they come; with
-            more, it is cut off.
+        max_unread: bytes that are buffered for a slow client; a client with more is cut off.
     """
 
     media_type = "text/event-stream"
@@ -78,8 +77,8 @@ class EventStream(Response):
             await _send(send, frame)
 
     async def _send_slowly(self, send: Send, frame: bytes, connection: ClientConnection) -> None:
-        """To a client that is behind: events are taken from the engine as they come all the same,
-        so that what is kept can be counted."""
+        """Sends to a client that is behind, and reads events from the engine at the same time, so
+        that the unsent bytes can be counted."""
         unsent = Unsent(self._max_unread)
         unsent.add(frame)
 
@@ -103,7 +102,11 @@ class EventStream(Response):
 async def answer_whole(
     request: Request, generation: Generation, events: Events, renderer: Renderer
 ) -> Response:
-    """Raises ClientGone."""
+    """Returns the whole answer.
+
+    Raises:
+        ClientGone: if the client hangs up.
+    """
     async with contextlib.aclosing(events):
         results, usage = await unless_gone(request, collect(generation, events))
     return Response(_encode(renderer.whole(results, usage)), media_type="application/json")
@@ -116,10 +119,10 @@ async def answer_stream(
     renderer: Renderer,
     include_usage: bool,
 ) -> Response:
-    """Waits for the first event, so that what is refused at once still gets its own status.
+    """Returns the stream after its first event, so that an early refusal has its own status.
 
     Raises:
-        ClientGone: where it does not come to that.
+        ClientGone: if the client hangs up before the first event.
     """
     try:
         first = await unless_gone(request, anext(events))
@@ -133,7 +136,7 @@ async def answer_stream(
 async def _frames(
     first: ChoiceEvent, rest: Events, renderer: Renderer, tally: UsageTally, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Ends with the usage, where it is asked for, and [DONE]; or with the error that ended it."""
+    """Yields server-sent events; the last are the usage, if asked for, and [DONE], or an error."""
     item: ChoiceEvent | None = first
     try:
         async with contextlib.aclosing(rest):

@@ -1,10 +1,10 @@
-"""Unsent: the part of an answer that waits for a client that reads too slowly."""
+"""Unsent: a bounded buffer for a client that reads too slowly."""
 
 import asyncio
 
 
 class Unsent:
-    """Bytes in order, up to a limit."""
+    """Unsent bytes in order, up to a limit."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -14,7 +14,7 @@ class Unsent:
         self._is_complete = False
 
     def add(self, piece: bytes) -> bool:
-        """Whether the limit holds. A piece that is larger by itself may come alone."""
+        """Appends a piece, and returns whether it fits; a single piece always does."""
         if self._pieces and self._num_bytes + len(piece) > self._max_bytes:
             return False
         self._pieces.append(piece)
@@ -23,12 +23,12 @@ class Unsent:
         return True
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Marks the answer as complete."""
         self._is_complete = True
         self._changed.set()
 
     async def take(self) -> bytes:
-        """All that there is, as soon as there is something; empty at the end."""
+        """Waits for content and returns all of it; empty at the end."""
         while not self._pieces and not self._is_complete:
             self._changed.clear()
             await self._changed.wait()

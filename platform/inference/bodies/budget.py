@@ -1,4 +1,4 @@
-"""MemoryBudget: how many bytes of bodies the server holds at once."""
+"""MemoryBudget: limits the bytes of bodies that the server holds at once."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Room:
-    """What one body takes up, or waits for."""
+    """The bytes that one body holds or waits for."""
 
     tenant: str
     num_bytes: int
@@ -17,11 +17,11 @@ class Room:
 
 
 class MemoryBudget:
-    """First come, first served, but a tenant at its own limit holds up nobody else.
+    """First come, first served, except that a tenant at its own limit does not delay others.
 
     Args:
-        max_bytes: of all together.
-        per_tenant: of one tenant.
+        max_bytes: limit on all bodies together.
+        per_tenant: limit on one tenant's bodies.
     """
 
     def __init__(self, max_bytes: int, per_tenant: int) -> None:
@@ -32,7 +32,7 @@ class MemoryBudget:
 
     @contextlib.asynccontextmanager
     async def hold(self, tenant: str, num_bytes: int) -> AsyncIterator[Room]:
-        """Waits until there is room, and takes it up."""
+        """Waits until there is room for a body, and holds it."""
         room = Room(tenant, num_bytes, asyncio.get_running_loop().create_future())
         self._waits.append(room)
         self._hand_out()
@@ -47,7 +47,7 @@ class MemoryBudget:
             self._hand_out()
 
     def shrink(self, room: Room, num_bytes: int) -> None:
-        """Gives back what is not needed of a room that has been taken up."""
+        """Releases the bytes that a body does not need."""
         surplus = max(0, room.num_bytes - num_bytes)
         room.num_bytes -= surplus
         self._left += surplus
@@ -58,7 +58,7 @@ class MemoryBudget:
 
     def _hand_out(self) -> None:
         for wait in list(self._waits):
-            if wait.turn.done():  # it was cancelled, and leaves by itself
+            if wait.turn.done():  # cancelled; its own task removes it
                 continue
             if self._held[wait.tenant] + wait.num_bytes > self._per_tenant:
                 continue

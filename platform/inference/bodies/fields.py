@@ -1,4 +1,4 @@
-"""What the fields of a body have in common: nulls, ranges, texts, and what is harmless."""
+"""Types for the fields of bodies: nulls, ranges, texts, and harmless parameters."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ MAX_QUOTED = 40  # characters of a value in a message
 
 
 class Body(BaseModel):
-    """A JSON object in which null is the same as leaving the name out."""
+    """A JSON object in which a null is the same as an absent name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -36,7 +36,7 @@ class Within:
 
     low: float
     high: float
-    above: bool = False  # `low` itself is out of range
+    above: bool = False  # whether `low` itself is out of range
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -63,7 +63,7 @@ class Within:
 
 
 def only(*harmless: object) -> AfterValidator:
-    """For a parameter that is not supported: it may be left out, or say what is done anyway."""
+    """Returns the check of an unsupported parameter, which accepts only values without effect."""
 
     def check(value: object) -> object:
         if any(value == allowed and type(value) is type(allowed) for allowed in (None, *harmless)):
@@ -74,7 +74,7 @@ def only(*harmless: object) -> AfterValidator:
 
 
 def check_text(text: str) -> str:
-    """JSON can spell half a surrogate pair, but no text holds one."""
+    """Returns the text, without lone surrogates, which JSON can spell but no text holds."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -82,5 +82,5 @@ def check_text(text: str) -> str:
     return text
 
 
-Ignored = Any  # says nothing about the tokens
+Ignored = Any  # the type of parameters that do not affect the tokens
 Text = Annotated[str, AfterValidator(check_text)]

@@ -1,6 +1,7 @@
-"""parse: the bytes of a body become a checked request, or the first of its faults and their number.
+"""parse: the bytes of a body become a checked request, or its first faults and their number.
 
-Its work and its answer are bounded by what a legal request needs, whatever the bytes hold."""
+Work and answer are bounded by what a valid request needs, whatever the bytes hold.
+"""
 
 import json
 from collections.abc import Iterator
@@ -17,16 +18,16 @@ from loraplex.platform.inference.bodies.schemas import (
     Message,
 )
 
-MAX_VALUES = 10_000  # of one parameter that is not the prompt
+MAX_VALUES = 10_000  # of one parameter other than the prompt
 MAX_KEYS = 50  # of a message
-MAX_LISTED = 1000  # faults that are put into words, to show the first few
+MAX_LISTED = 1000  # faults of pydantic that are formatted, to show the first few
 
 Body = TypeVar("Body", ChatCompletionRequest, CompletionRequest)
-NOTHING_SAID = Message.model_construct(role="user", content="")  # for messages that are at fault
+NOTHING_SAID = Message.model_construct(role="user", content="")  # replaces a faulty message
 
 
 class Faults:
-    """The first few, and how many there are."""
+    """The first few faults, and the number of all."""
 
     def __init__(self) -> None:
         self.first: list[Fault] = []
@@ -49,7 +50,11 @@ class Faults:
 
 
 def parse(kind: type[Body], content: bytes) -> Body:
-    """Raises InvalidRequest, with the first faults and how many there are."""
+    """Returns the request.
+
+    Raises:
+        InvalidRequest: with the first faults and the number of all.
+    """
     given = _load(content)
     faults = Faults()
     for name in _ignored(kind) & given.keys():
@@ -89,13 +94,13 @@ def _load(content: bytes) -> dict[str, Any]:
 
 
 def _ignored(kind: type[BaseModel]) -> set[str]:
-    """The parameters that are taken and say nothing."""
+    """Returns the parameters that are accepted and ignored."""
     fields = kind.model_fields.items()
     return {name for name, field in fields if field.annotation is Any and not field.metadata}
 
 
 def _check_names(kind: type[BaseModel], given: dict[str, Any], faults: Faults) -> None:
-    """Takes unknown names out, where there are too many to leave them to pydantic."""
+    """Removes unknown names if they are too many for pydantic."""
     unknown = [name for name in given if name not in kind.model_fields]
     if len(unknown) <= MAX_FAULTS:
         return
@@ -105,7 +110,7 @@ def _check_names(kind: type[BaseModel], given: dict[str, Any], faults: Faults) -
 
 
 def _check_sizes(given: dict[str, Any], faults: Faults) -> None:
-    """Takes out what holds more than any legal value does."""
+    """Removes parameters that hold more values than any valid one does."""
     for name in given.keys() - {"messages", "prompt"}:
         if _holds_more(given[name], MAX_VALUES):
             given[name] = None

@@ -1,6 +1,6 @@
-"""ParsingProcess: large bodies are parsed outside the API's process, one at a time.
+"""ParsingProcess: parses large bodies outside the API's process, one at a time.
 
-Run as a program, it is that process: it reads jobs from its input and writes what comes of them.
+Run as a program, this module is that process: it reads jobs from its input and writes the results.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from loraplex.platform.inference.turns import Turns
 
 COMMAND = (sys.executable, "-P", "-m", "loraplex.platform.inference.bodies.process")
 MAX_SECONDS = 60  # for one body
-IDLE_SECONDS = 300  # after which the process ends, and its memory is free
+IDLE_SECONDS = 300  # after which the process ends and frees its memory
 MEMORY = 4 * 2**30  # of the process
-TOKENS_AT_ONCE = 2**15  # that become Python's numbers before others have their turn
+TOKENS_AT_ONCE = 2**15  # that become Python's numbers before other work has its turn
 
 
 class Job(NamedTuple):
     kind: type[Any]
     content: bytes
-    max_tokens: int  # of a prompt that can fit
+    max_tokens: int  # of a prompt that fits
 
 
 class ParsingProcess:
-    """Started by the first body, and ended when none comes for a while."""
+    """A process that starts with the first large body and ends after some idle time."""
 
     def __init__(self) -> None:
         self._turns = Turns(num_places=1, per_tenant=1)
@@ -40,8 +40,8 @@ class ParsingProcess:
         self._idle: asyncio.TimerHandle | None = None
 
     async def parse(self, tenant: str, kind: type[Body], content: bytes, max_tokens: int) -> Body:
-        """As `parsing.parse`, but prompts of more token ids than `max_tokens` are refused, too. A
-        caller that gives up ends the work."""
+        """As `parsing.parse`, but also refuses prompts of more token ids than `max_tokens`. If the
+        caller is cancelled, the work ends."""
         async with self._turns.take(tenant):
             if self._idle is not None:
                 self._idle.cancel()
@@ -85,7 +85,11 @@ class ParsingProcess:
 
 
 async def _unpack(answer: Any) -> Any:
-    """Raises InvalidRequest where that is the answer."""
+    """Returns the body of an answer.
+
+    Raises:
+        InvalidRequest: if the answer is one.
+    """
     if isinstance(answer, InvalidRequest):
         raise answer
     body, prompts = answer
@@ -107,7 +111,7 @@ def _framed(content: bytes) -> bytes:
 
 
 def _answer(job: Job) -> Any:
-    """The body without its token ids, and these packed; or the error."""
+    """Returns the body without its token ids and the packed token ids, or the error."""
     try:
         body = parse(job.kind, job.content)
         if not isinstance(body, CompletionRequest) or not isinstance(body.prompt[0], list):
@@ -130,7 +134,7 @@ def _answer(job: Job) -> Any:
 
 
 def main(source: IO[bytes], sink: IO[bytes]) -> None:
-    gc.disable()  # what a job makes has no cycles, and is gone with it
+    gc.disable()  # the objects of a job have no cycles, and are freed with it
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     while head := source.read(8):

@@ -1,4 +1,4 @@
-"""JsonRoute: a route whose body is read, bounded and checked before FastAPI sees the request."""
+"""JsonRoute: a route that reads, bounds and checks the body before FastAPI sees the request."""
 
 import contextlib
 import sys
@@ -14,14 +14,14 @@ from loraplex.platform.inference.bodies.parsing import Body, parse
 from loraplex.platform.inference.bodies.process import ParsingProcess
 from loraplex.platform.inference.waiting import unless_gone, unless_stopping
 
-BODIES_AT_ONCE = 16  # of the largest size, that are held in memory
-FREE_BYTES = 2**16  # of a body that need no room of their own
-# What is parsed at once, on the event loop: some milliseconds of work at most.
+BODIES_AT_ONCE = 16  # bodies of the largest size that fit into memory
+FREE_BYTES = 2**16  # of a body that is not counted
+# Limits of bodies that are parsed on the event loop, in some milliseconds at most.
 MAX_BYTES, MAX_VALUES, MAX_CONTAINERS = 2**20, 20_000, 1_000
 
 
 class BodyReader:
-    """What the routes share: room for bodies, and a process that parses the large ones."""
+    """Room for bodies and a process for large ones, which all routes share."""
 
     def __init__(self, max_body_size: int) -> None:
         self._max_body_size = max_body_size
@@ -34,11 +34,11 @@ class BodyReader:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request, kind: type[Body]) -> AsyncIterator[Body]:
-        """The request's body, which takes up room until the context ends.
+        """Yields the request's body, which holds room until the context ends.
 
         Raises:
-            InvalidRequest: if it is not a legal one.
-            ClientGone: if its client hangs up.
+            InvalidRequest: if the body is invalid.
+            ClientGone: if the client hangs up.
         """
         _check_content_type(request)
         tenant: str = request.state.principal.tenant
@@ -49,7 +49,7 @@ class BodyReader:
                 hold = self._budget.hold(tenant, size)
                 room = await unless_stopping(request, stack.enter_async_context(hold))
             content = await unless_stopping(request, request.body())
-            if room is not None:  # a body in chunks does not say before how large it is
+            if room is not None:  # a body in chunks does not announce its size
                 self._budget.shrink(room, len(content) if len(content) > FREE_BYTES else 0)
             if _is_small(content):
                 yield parse(kind, content)
@@ -65,7 +65,7 @@ class BodyReader:
 
 
 class JsonRoute(APIRoute):
-    """The endpoint's body is read by the application's `BodyReader`."""
+    """A route whose body is read by the application's `BodyReader`."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         handle = super().get_route_handler()
@@ -82,7 +82,7 @@ class JsonRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """Its body is a checked object, which FastAPI takes as it is."""
+    """A request whose body is a checked object, which FastAPI does not parse."""
 
     def __init__(self, request: Request, body: object) -> None:
         super().__init__(request.scope, request.receive)
@@ -105,7 +105,7 @@ def _check_content_type(request: Request) -> None:
 
 
 def _max_tokens(request: Request) -> int:
-    """Of a prompt, as far as it is known: an engine that is not ready will tell later."""
+    """Returns the maximum length of a prompt, as far as it is known before the engine is ready."""
     info = request.app.state.deployment.engine.info
     return sys.maxsize if info is None else int(info.max_model_len)
 

@@ -1,4 +1,4 @@
-"""What both inference routes take to choose tokens, under OpenAI's and vLLM's names."""
+"""The parameters of both inference routes, under OpenAI's and vLLM's names."""
 
 from typing import Annotated, Any
 
@@ -146,7 +146,7 @@ class SamplingFields(Body):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
 
-    # What asks for nothing, or for what is done anyway.
+    # Parameters that are accepted only with values without effect.
     use_beam_search: Annotated[Any, only(False)] = None
     length_penalty: Annotated[Any, only(1, 1.0)] = None
     early_stopping: Annotated[Any, only(False)] = None
@@ -187,7 +187,11 @@ class SamplingFields(Body):
         )
 
     def to_sampling(self, **more: object) -> SamplingParams:
-        """Raises InvalidRequest with every fault that only shows when all is put together."""
+        """Returns the sampling parameters.
+
+        Raises:
+            InvalidRequest: with every fault of their combination.
+        """
         names = SamplingParams.__struct_fields__
         given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         given |= more

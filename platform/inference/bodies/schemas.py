@@ -24,7 +24,7 @@ class TextPart(TypedDict):
 
 
 def _as_content(value: object) -> object:
-    """A string, or OpenAI's list of parts; which of them a template takes is its own affair."""
+    """Returns a string, or OpenAI's list of parts; templates take one or the other."""
     if isinstance(value, str):
         return check_text(value)
     if not isinstance(value, list):
@@ -40,7 +40,7 @@ def _text_part(part: object) -> TextPart:
 
 
 def _as_prompts(value: object) -> object:
-    """A list of texts, or a list of token id lists, of any of the four forms of `prompt`."""
+    """Returns any of the four forms of `prompt` as a list of texts or of token id lists."""
     match value:
         case str():
             return [check_text(value)]
@@ -58,7 +58,7 @@ def _as_prompts(value: object) -> object:
 
 
 def _not_false(value: object) -> object:
-    """Some clients say false for none."""
+    """Returns None for false, which some clients send."""
     return None if value is False else value
 
 
@@ -85,7 +85,7 @@ class Message(Body):
     content: Content
     name: Text | None = None
 
-    # An answer sent back as it came.
+    # Fields of an answer that is sent back unchanged.
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     audio: Annotated[Any, only()] = None
@@ -140,7 +140,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def num_characters(self) -> int:
-        """Of all messages."""
+        """Number of characters in all messages."""
         texts = (message.content for message in self.messages)
         return sum(
             len(text) if isinstance(text, str) else sum(len(part["text"]) for part in text)
@@ -163,10 +163,10 @@ class CompletionRequest(SamplingFields):
 
     @property
     def only_scores(self) -> bool:
-        """Whether no answer is wanted, only the prompt with its log-probabilities.
+        """Whether the call wants no answer, only the prompt with its log-probabilities.
 
         Raises:
-            InvalidRequest: if nothing is wanted at all, or no answer but its shortest length.
+            InvalidRequest: if the call wants neither, or no answer of a minimum length.
         """
         if self.max_tokens != 0:
             return False
@@ -194,5 +194,5 @@ class CompletionRequest(SamplingFields):
 
     @property
     def num_characters(self) -> int:
-        """Of all prompts that are texts."""
+        """Number of characters in all prompts that are texts."""
         return sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))

@@ -1,4 +1,4 @@
-"""From the text of a chat or a completion to tokens; runs in a tokenizer thread."""
+"""Renders and tokenises the prompts of a call; runs in a tokenizer thread."""
 
 from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.sampling_params import SamplingParams
@@ -98,7 +98,7 @@ def kept_tokens(
     """Returns how many tokens of a prompt to keep; None: all.
 
     Raises:
-        InvalidRequest: for a prompt that begins with a base prompt, which is never cut.
+        InvalidRequest: for a prompt with a base prompt, which is never cut.
     """
     wanted = body.truncate_prompt_tokens
     if wanted is not None and prefix is not None:

@@ -1,4 +1,4 @@
-"""PromptPrefix: the base prompt of a call, and what it is put before."""
+"""PromptPrefix: the base prompt of a call, and how it is put before the call's own prompt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,8 @@ from loraplex.platform.catalog.base_prompts import BasePrompt, Messages
 
 @dataclass(frozen=True)
 class PromptPrefix:
-    """A prompt that the request names is put before what it sends in any case; its model's own only
-    where that does not begin with it already."""
+    """A base prompt that comes first: always if the request names it, and if it is the model's own,
+    unless the call's prompt already begins with it."""
 
     prompt: BasePrompt
     is_named: bool
@@ -22,7 +22,7 @@ class PromptPrefix:
         return own if is_there else [*base, *own]
 
     def completion(self, tokenizer: Tokenizer, own: str | list[int]) -> list[int]:
-        """What is behind the prompt is tokenised by itself, and without special tokens."""
+        """Returns the tokens of a prompt, whose own part is tokenised without special tokens."""
         base = self.prompt.token_ids
         if isinstance(own, str):
             rest = own if self.is_named else own.removeprefix(self.prompt.source.text)
@@ -32,5 +32,5 @@ class PromptPrefix:
 
 
 def _texts(messages: Messages) -> Messages:
-    """The same for content that comes as one text and as parts."""
+    """Returns the messages with their parts joined, so that both forms of content compare equal."""
     return [{**message, "content": text_of(message["content"])} for message in messages]

@@ -1,4 +1,4 @@
-"""TokenizerThreads: where prompts are rendered and tokenised, beside the event loop."""
+"""TokenizerThreads: renders and tokenises prompts beside the event loop."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from loraplex.platform.errors import too_long
 from loraplex.platform.inference.turns import Turns
 
 SMALL = 2**16  # characters of a prompt that is tokenised in some hundredths of a second
-SMALL_THREADS, LARGE_THREADS = 4, 2  # of which one tenant has all but one
+SMALL_THREADS, LARGE_THREADS = 4, 2  # a tenant can hold all but one of each kind
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -21,16 +21,16 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True)
 class TokenizerJob:
-    """Whose prompt it is, how large, and what fits."""
+    """A prompt's tenant and size, and the length that fits."""
 
     tenant: str
-    param: str  # the field that holds the prompt, for the error
+    param: str  # the field that holds the prompt, for errors
     num_characters: int
     max_tokens: int
 
 
 class _Lane:
-    """Threads that tenants use by turns."""
+    """Threads that tenants use in turns."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self.turns = Turns(num_threads, num_threads - 1)
@@ -38,7 +38,7 @@ class _Lane:
 
 
 class TokenizerThreads:
-    """Large prompts have threads of their own, so that small ones need not wait for them."""
+    """Threads for small and for large prompts, so that small prompts do not wait for large ones."""
 
     def __init__(self) -> None:
         self._small = _Lane(SMALL_THREADS, "tokenizer")
@@ -52,8 +52,9 @@ class TokenizerThreads:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """Calls `work` in a thread, with a tokenizer that does no more than is needed for a prompt
-        that fits. Where the caller gives up, the work ends soon, and its thread is free only then.
+        """Calls `work` in a thread, with a tokenizer that stops early on a prompt that cannot fit.
+
+        If the caller is cancelled, the work ends soon, and its thread stays taken until then.
 
         Raises:
             InvalidRequest: if the prompt cannot fit.

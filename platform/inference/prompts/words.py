@@ -1,4 +1,4 @@
-"""Words: what a caller gives as text about the answer, as tokens."""
+"""Checks and tokenises the texts that a caller gives about the answer."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from loraplex.platform.errors import InvalidRequest
 
 
 def bad_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, as it stands at the start of a text and behind a space."""
+    """Returns the tokens of each word at the start of a text and after a space."""
     forms = (form for word in words for form in (word, f" {word.lstrip()}"))
     found = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
     return tuple(dict.fromkeys(tokens for tokens in found if tokens))
 
 
 def refuse_hidden_stops(tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-    """Raises InvalidRequest for special tokens within stop strings; alone they are found by id."""
+    """Raises InvalidRequest for special tokens within longer stop strings, which never match."""
     for text in stop:
         special = tokenizer.special_in(text)
         if special is not None and special != text:
@@ -30,7 +30,7 @@ def refuse_foreign_template(tokenizer: Tokenizer, template: str | None) -> None:
     if template is not None and template not in tokenizer.templates:
         names = ", ".join(sorted(tokenizer.templates))
         raise InvalidRequest(
-            "chat_template must name one of the model's templates; this server takes no templates "
-            f"from requests. There are: {names}.",
+            "chat_template must name one of the model's templates, since this server accepts no "
+            f"templates from requests. The model's templates are: {names}.",
             "chat_template",
         )
