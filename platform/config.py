@@ -1,106 +1,29 @@
 """Settings: the server's configuration; no other module reads the environment."""
 
 import os
-import re
 import secrets
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplex.adapters.manifest import Activation
 from loraplex.engine.config import MAX_THREADS, EngineConfig, HangLimits, defaults
 from loraplex.engine.sampling_params import MAX_SEED
 from loraplex.platform.errors import SettingsRefused
 from loraplex.platform.http.connections import ConnectionLimits
+from loraplex.platform.setting_types import Bytes, Checkpoint, File, Folder, Key, ModelName, Origins
 
 PREFIX = "LORAPLEX_"
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kmg]i?)b?", re.IGNORECASE)
 MAPPINGS = {  # the settings with repeatable options, and the form of their values
     "adapters": "NAME=FOLDER",
     "base_prompts": "NAME=FILE",
     "adapter_activations": "ADAPTER=ACTIVATION",
     "adapter_base_prompts": "ADAPTER=BASE_PROMPT",
 }
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/,\s]+")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-
-
-def parse_size(value: object) -> object:
-    """Converts "2GiB", "500MB" or "1024" to bytes, and leaves other types to the next check."""
-    if not isinstance(value, str):
-        return value
-    match = SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"must be bytes or a size such as 500MB or 2GiB, got {value!r}")
-    return int(float(match[1]) * UNITS[match[2].lower()])
-
-
-def check_name(name: str) -> str:
-    if NAME.fullmatch(name) is None:
-        raise ValueError(
-            "must have 1 to 128 letters, digits or . _ : - and begin with a letter or a digit, "
-            f"got {name!r}"
-        )
-    return name
-
-
-def check_folder(folder: Path) -> Path:
-    if not folder.expanduser().is_dir():
-        raise ValueError(f"there is no folder {str(folder)!r}")
-    return folder.expanduser().absolute()
-
-
-def check_checkpoint(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{str(folder)!r} is no Hugging Face checkpoint: it has no config.json")
-    return folder
-
-
-def check_file(path: Path) -> Path:
-    if not path.expanduser().is_file():
-        raise ValueError(f"there is no file {str(path)!r}")
-    return path.expanduser().absolute()
-
-
-def split_list(value: object) -> object:
-    """Splits a text at its commas, and leaves other types to the next check."""
-    if not isinstance(value, str):
-        return value
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-def check_origin(origin: str) -> str:
-    if origin != "*" and ORIGIN.fullmatch(origin) is None:
-        raise ValueError(f"must be * or an origin such as https://example.org, got {origin!r}")
-    return origin
-
-
-def check_key(key: SecretStr) -> SecretStr:
-    """Returns a key that a header can carry unchanged; blanks around it would be cut off."""
-    if re.fullmatch(r"[!-~]+", key.get_secret_value()) is None:
-        raise ValueError("must be printable ASCII characters without blanks or line breaks")
-    return key
-
-
-Folder = Annotated[Path, AfterValidator(check_folder)]
-File = Annotated[Path, AfterValidator(check_file)]
-Bytes = Annotated[int, BeforeValidator(parse_size)]
-Origin = Annotated[str, AfterValidator(check_origin)]
-ModelName = Annotated[str, AfterValidator(check_name)]
-
 
 _ENGINE, _HANG_LIMITS = defaults(EngineConfig), defaults(HangLimits)
 
@@ -116,9 +39,7 @@ class Settings(BaseSettings):
     )
 
     home: Path = Field(Path("~/.loraplex"), description="Folder of the server's data")
-    model: Annotated[Folder, AfterValidator(check_checkpoint)] = Field(
-        description="Folder of a Hugging Face checkpoint"
-    )
+    model: Checkpoint = Field(description="Folder of a Hugging Face checkpoint")
     served_model_name: ModelName = Field("base", description="Name of the base model in the API")
     adapters: dict[ModelName, Folder] = Field(
         {}, description="PEFT adapter folders, by the name of the model in the API"
@@ -145,7 +66,7 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
-    api_key: Annotated[SecretStr, AfterValidator(check_key)] | None = Field(
+    api_key: Key | None = Field(
         None, description="API key that callers must present; generated if not set"
     )
     operator_key: SecretStr | None = Field(
@@ -153,7 +74,7 @@ class Settings(BaseSettings):
         min_length=1,
         description="API key of the operator, which may also change adapters; not set: nobody may",
     )
-    cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(split_list)] = Field(
+    cors_origins: Origins = Field(
         (), description="Web origins whose pages may call the API, separated by commas, or *"
     )
     max_body_size: Bytes = Field(

@@ -8,10 +8,10 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AfterValidator, Field
 
 from loraplex.platform.auth.principal import Principal, operator
-from loraplex.platform.config import ModelName
 from loraplex.platform.engines.deployment import Deployment, current_deployment
 from loraplex.platform.inference.bodies.fields import Body, Text, only
 from loraplex.platform.inference.bodies.route import JsonRoute
+from loraplex.platform.setting_types import ModelName
 
 router = APIRouter(prefix="/v1", tags=["adapters"], route_class=JsonRoute)
 

@@ -6,8 +6,9 @@ import pytest
 
 from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.platform.cli import OPTIONS, gather_mappings
-from loraplex.platform.config import Settings, load_settings, parse_size
+from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.errors import SettingsRefused
+from loraplex.platform.setting_types import parse_size
 
 
 @pytest.fixture

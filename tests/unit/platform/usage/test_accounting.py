@@ -105,7 +105,7 @@ async def test_a_call_beyond_the_limit_uses_nothing_and_reaches_no_engine(books:
     first = accounting.account(CALLER, call(), tokens())
     await anext(first)
 
-    with pytest.raises(TooManyRequests, match="asks for 2 choices while 4"):
+    with pytest.raises(TooManyRequests, match="asks for 2 choices while this tenant has 4 open"):
         await anext(accounting.account(CALLER, call(choices_per_prompt=1), tokens()))
 
     assert len(usage.events) == 0
