@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from loraplex.adapters.injection import LoRASites, inject_lora
 from loraplex.adapters.layers import LoRAContext
@@ -259,6 +258,8 @@ def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
         return loaded.folder
     copy = Path(config.adapter_store).parent / "tokenizers" / loaded.revision
     if not (copy / "tokenizer.json").is_file():
+        from transformers import AutoTokenizer  # noqa: PLC0415 - rarely needed, slow to import
+
         try:
             AutoTokenizer.from_pretrained(loaded.folder, local_files_only=True).save_pretrained(
                 copy
