@@ -20,7 +20,7 @@ def test_a_call_beyond_the_limit_is_told_to_wait_until_another_ends(
         long = client.completions.create(**LONG, n=2, stream=True, extra_body={"ignore_eos": True})
         next(iter(long))
 
-        with pytest.raises(RateLimitError, match="at most 2 can be at once") as refusal:
+        with pytest.raises(RateLimitError, match="may have at most 2 at once") as refusal:
             client.completions.create(model="base", prompt="Hello", max_tokens=1)
 
         assert refusal.value.response.headers["retry-after"] == "1"
