@@ -10,27 +10,23 @@ from pathlib import Path
 from fastapi import Request
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import (
-    EngineUnavailable,
-    PromptRejected,
-    RequestRejected,
-    StartRefused,
-)
+from loraplex.engine.errors import EngineUnavailable, StartRefused
 from loraplex.engine.protocol import StartProgress
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.supervisor import EngineSupervisor
 from loraplex.platform.auth.namespace import kept_namespace
 from loraplex.platform.auth.principal import ApiKeyAuthenticator, Authenticator, Principal
-from loraplex.platform.catalog.adapter_text import AdapterText
-from loraplex.platform.catalog.base_prompts import BasePrompts, read_prompts
+from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
-from loraplex.platform.catalog.store import AdapterSource, InMemoryCatalog
+from loraplex.platform.catalog.store import InMemoryCatalog
 from loraplex.platform.config import Settings
 from loraplex.platform.data_folder import writable_folder
+from loraplex.platform.engines.configured import Configured
 from loraplex.platform.engines.failover import Failover
 from loraplex.platform.engines.reconciler import Reconciler
 from loraplex.platform.engines.sockets import prepare_folder, socket_path
-from loraplex.platform.errors import Conflict, StartFailed
+from loraplex.platform.errors import StartFailed
+from loraplex.platform.inference.prompts.served_tokenizer import ServedTokenizer
 from loraplex.platform.inference.service import InferenceService
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.quotas.service import InMemoryQuotas
@@ -62,7 +58,14 @@ class Deployment:
         self.default_principal = authenticator.principal  # of what the settings name
         self.catalog = Catalog(settings.served_model_name, InMemoryCatalog())
         self.base_prompts = BasePrompts()
-        self._prompt_sources = read_prompts(settings.base_prompts)
+        self._tokenizer = ServedTokenizer()
+        self._configured = Configured(
+            settings,
+            self.default_principal.tenant,
+            self.catalog,
+            self.base_prompts,
+            self._tokenizer,
+        )
         self._socket = socket_path(settings.home_folder)
         prepare_folder(self._socket.parent)
         writable_folder(settings.adapter_store)
@@ -77,6 +80,7 @@ class Deployment:
             self.catalog,
             self.base_prompts,
             RequestSeeds(settings.seed),
+            self._tokenizer,
             allow_chat_templates=settings.allow_chat_templates,
         )
         self._supervisor = EngineSupervisor(
@@ -101,6 +105,7 @@ class Deployment:
         await asyncio.gather(self._supervising, self._reading, return_exceptions=True)
         await self.engine.close()
         self.inference.close()
+        self._tokenizer.close()
         self._socket.unlink(missing_ok=True)
 
     async def wait_ready(self) -> None:
@@ -142,8 +147,8 @@ class Deployment:
             RequestRejected: with all that is wrong with the adapter.
             EngineUnavailable: if no engine is there to read the folder.
         """
-        source = self._adapter_source(name, folder)
-        source = replace(source, text=await self.inference.read_adapter_text(source.folder))
+        source = self._configured.adapter_source(name, folder)
+        source = replace(source, text=await self._tokenizer.read_adapter_text(source.folder))
         return await self.catalog.register(self.engine, principal.tenant, source)
 
     async def unregister_adapter(self, principal: Principal, name: str) -> None:
@@ -170,80 +175,17 @@ class Deployment:
             raise EngineUnavailable
         await asyncio.wait([self._reading])
         try:
-            await self.inference.load_tokenizer(Path(engine.info.tokenizer_path))
+            await self._tokenizer.load(Path(engine.info.tokenizer_path))
         except StartRefused as refusal:
             return self._fail([refusal.message])
         faults = await self.reconciler.restore(engine)
-        faults = faults or await self._publish_configured(engine)
-        faults = faults or await self._register_configured(engine)
+        faults = faults or await self._configured.add_to(engine)
         return self._fail(faults) if faults else True
 
     async def _read_tokenizer(self) -> None:
         """Loads the tokenizer while the engine starts; the engine later names the right folder."""
         with contextlib.suppress(StartRefused):
-            await self.inference.load_tokenizer(self.settings.model.absolute())
-
-    async def _publish_configured(self, engine: EngineClient) -> list[str]:
-        """Publishes the new base prompts of the settings, and returns all faults."""
-        faults = []
-        new = {n: it for n, it in self._prompt_sources.items() if not self.base_prompts.has(n)}
-        for name, source in new.items():
-            try:
-                await self.base_prompts.publish(engine, self.inference.tokenizer, name, source)
-            except (PromptRejected, RequestRejected) as rejection:
-                faults.append(f"Base prompt {name}: {rejection.message}")
-        return faults
-
-    async def _register_configured(self, engine: EngineClient) -> list[str]:
-        """Registers the settings' adapters that the catalogue lacks, and returns all faults."""
-        tenant = self.default_principal.tenant
-        missing = [
-            it for it in self.settings.adapters.items() if not await self.catalog.has(tenant, it[0])
-        ]
-        found = await asyncio.gather(*(self._register(engine, *it) for it in missing))
-        return [fault for faults in found for fault in faults]
-
-    async def _register(self, engine: EngineClient, name: str, folder: Path) -> list[str]:
-        """Registers an adapter, and returns the faults that end the start."""
-        tenant, source = self.default_principal.tenant, self._adapter_source(name, folder)
-        try:
-            source = replace(source, text=await self._adapter_text(source.folder))
-            model = await self.catalog.register(engine, tenant, source)
-            for note in model.text.notes:
-                logger.warning("Adapter %s: %s", name, note)
-        except Conflict as conflict:
-            return [f"Adapter {name}: {conflict.message}"]
-        except RequestRejected as rejection:
-            if not self.settings.strict_adapters:
-                await self.catalog.add_failed(tenant, source, rejection.message)
-                return []
-            details = rejection.faults or [rejection.message]
-            return [f"Adapter {name} ({folder}): {detail}" for detail in details]
-        return []
-
-    async def _adapter_text(self, folder: Path) -> AdapterText:
-        """Returns what an adapter's folder says about text.
-
-        Raises:
-            RequestRejected: for an invalid chat template, if adapters are strict.
-        """
-        try:
-            return await self.inference.read_adapter_text(folder)
-        except RequestRejected as rejection:
-            if self.settings.strict_adapters:
-                raise
-            return AdapterText(notes=(f"{rejection.message}; the base model's is used.",))
-
-    def _adapter_source(self, name: str, folder: Path) -> AdapterSource:
-        settings = self.settings
-        prompt = settings.adapter_base_prompts.get(name)
-        return AdapterSource(
-            name,
-            folder.resolve(),  # the operator may name a link; links inside the folder are refused
-            settings.allow_base_mismatch,
-            settings.adapter_activations.get(name),
-            None if prompt is None else self.base_prompts.resolve(prompt),
-        )
+            await self._tokenizer.load(self.settings.model.absolute())
 
     def _fail(self, faults: list[str]) -> bool:
         self._failure = StartFailed(faults)

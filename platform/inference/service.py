@@ -1,16 +1,13 @@
 """InferenceService: turns a checked body into a Generation, or into an error."""
 
-import asyncio
 import uuid
 from dataclasses import replace
-from pathlib import Path
 
 from loraplex.engine.client import STARTING, EngineClient
 from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.auth.principal import Principal
-from loraplex.platform.catalog.adapter_text import AdapterText, read_adapter_text
 from loraplex.platform.catalog.base_prompts import BasePrompts
 from loraplex.platform.catalog.service import Catalog, Model
 from loraplex.platform.errors import InvalidRequest, Unavailable
@@ -25,6 +22,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.limits import check_choices, check_sampling
 from loraplex.platform.inference.prompts.encoding import encode_chat, encode_prompts, kept_tokens
 from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
+from loraplex.platform.inference.prompts.served_tokenizer import ServedTokenizer
 from loraplex.platform.inference.prompts.tokenizer_threads import TokenizerThreads
 from loraplex.platform.inference.prompts.words import bad_sequences, refuse_foreign_template
 
@@ -40,6 +38,7 @@ class InferenceService:
         catalog: Catalog,
         base_prompts: BasePrompts,
         seeds: RequestSeeds,
+        tokenizer: ServedTokenizer,
         *,
         allow_chat_templates: bool = False,
     ) -> None:
@@ -49,49 +48,11 @@ class InferenceService:
         self._base_prompts = base_prompts
         self._seeds = seeds
         self._allow_chat_templates = allow_chat_templates
-        self._tokenizer: Tokenizer | None = None
-        self._folder: Path | None = None  # of the tokenizer
+        self._tokenizer = tokenizer
         self._threads = TokenizerThreads()
-
-    async def load_tokenizer(self, folder: Path) -> None:
-        """Loads the tokenizer of a folder, unless it is loaded already; before the first request.
-
-        Raises:
-            UnsupportedModel: if the folder has no tokenizer that can be loaded.
-        """
-        if folder == self._folder:
-            return
-        found = await asyncio.to_thread(Tokenizer.from_folder, folder)
-        if self._tokenizer is not None:
-            self._tokenizer.close()
-        self._tokenizer = found
-        self._folder = folder
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The served tokenizer.
-
-        Raises:
-            Unavailable: while no tokenizer is loaded.
-        """
-        if self._tokenizer is None:
-            raise Unavailable(STARTING)
-        return self._tokenizer
 
     def close(self) -> None:
         self._threads.close()
-        if self._tokenizer is not None:
-            self._tokenizer.close()
-
-    async def read_adapter_text(self, folder: Path) -> AdapterText:
-        """Returns the chat template and the notes on text of an adapter's folder.
-
-        Raises:
-            RequestRejected: if the folder has an invalid chat template.
-        """
-        if self._tokenizer is None or self._folder is None:
-            raise Unavailable(STARTING)
-        return await asyncio.to_thread(read_adapter_text, folder, self._folder, self._tokenizer)
 
     async def chat(self, principal: Principal, body: ChatCompletionRequest) -> Generation:
         """Returns the generation of a chat.
@@ -106,7 +67,7 @@ class InferenceService:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=body.num_logprobs,
             stop=(*body.stop, *(() if template else tokenizer.default_stop)),
-            bad_token_sequences=await _bad_sequences(tokenizer, body),
+            bad_token_sequences=await bad_sequences(tokenizer, body.bad_words),
         )
         check_sampling(terms.limits, sampling)
         if not self._allow_chat_templates:
@@ -133,7 +94,7 @@ class InferenceService:
         sampling = body.to_sampling(
             max_tokens=1 if body.only_scores else body.max_tokens,
             prompt_logprobs=prompt_logprobs,
-            bad_token_sequences=await _bad_sequences(tokenizer, body),
+            bad_token_sequences=await bad_sequences(tokenizer, body.bad_words),
         )
         check_sampling(terms.limits, sampling)
         check_choices(len(body.prompt), sampling.n)
@@ -154,7 +115,7 @@ class InferenceService:
         model = await self._catalog.resolve(principal, body.model)
         info = self.engine.info
         self.engine.refuse_unless_ready()
-        if self._tokenizer is None or info is None:
+        if info is None:
             raise Unavailable(STARTING)
         terms = CallTerms(
             id=f"{kind}-{uuid.uuid4().hex}",
@@ -167,7 +128,7 @@ class InferenceService:
             fingerprint=f"fp_{info.model_revision[:FINGERPRINT_LENGTH]}",
             default_tokens=default_tokens,
         )
-        return terms, self._tokenizer
+        return terms, self._tokenizer.get()
 
     def _prefix(self, body: SamplingFields, model: Model) -> PromptPrefix | None:
         """Returns the prefix that the request names, or else its model's."""
@@ -178,12 +139,6 @@ class InferenceService:
         prefix = PromptPrefix(self._base_prompts.resolve(name), is_named)
         _refuse_other_kind(prefix, body)
         return prefix
-
-
-async def _bad_sequences(tokenizer: Tokenizer, body: SamplingFields) -> tuple[tuple[int, ...], ...]:
-    if not body.bad_words:
-        return ()
-    return await asyncio.to_thread(bad_sequences, tokenizer, body.bad_words)
 
 
 def _refuse_other_kind(prefix: PromptPrefix, body: SamplingFields) -> None:

@@ -1,13 +1,18 @@
 """Checks and tokenises the texts that a caller gives about the answer."""
 
+import asyncio
 from collections.abc import Sequence
 
 from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.errors import InvalidRequest
 
 
-def bad_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+async def bad_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Returns the tokens of each word at the start of a text and after a space."""
+    return await asyncio.to_thread(_bad_sequences, tokenizer, words) if words else ()
+
+
+def _bad_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     forms = (form for word in words for form in (word, f" {word.lstrip()}"))
     found = (tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
     return tuple(dict.fromkeys(tokens for tokens in found if tokens))
