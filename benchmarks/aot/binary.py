@@ -13,7 +13,6 @@ from triton.backends.nvidia.compiler import get_ptxas
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _REGISTERS = 64 * 1024  # of a multiprocessor; each warp takes them in units of 256
-_THREADS = 2048
 _RESERVED = 1024  # bytes of shared memory that the system keeps of each block
 _INSTRUCTIONS = {
     "HGMMA": r"\bHGMMA\.",
@@ -33,10 +32,13 @@ class Chip:
     target: GPUTarget
     shared_bytes: int  # that one block may take
     blocks: int = 32  # that one multiprocessor may hold
+    threads: int = 2048  # that one multiprocessor may hold
 
 
 CHIPS = (
     Chip("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024),
+    Chip("sm_86", GPUTarget("cuda", 86, 32), 99 * 1024, blocks=16, threads=1536),
+    Chip("sm_89", GPUTarget("cuda", 89, 32), 99 * 1024, blocks=24, threads=1536),
     Chip("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024),
 )
 
@@ -66,7 +68,7 @@ def inspect(compiled: Any, chip: Chip) -> Binary:
         shared_bytes=shared,
         blocks_per_sm=min(
             chip.blocks,
-            _THREADS // (32 * warps),
+            chip.threads // (32 * warps),
             _REGISTERS // (-(-registers * 32 // 256) * 256 * warps),
             (chip.shared_bytes + _RESERVED) // (shared + _RESERVED),
         ),

@@ -68,10 +68,11 @@ class StepShape:
         return str(self.num_rows)
 
 
-STEPS = (  # decoding alone, and in company; chunks of prompts beside it
+STEPS = (  # decoding alone, and in company; a short prompt alone; chunks of prompts beside decoding
     StepShape(1, 1, 1),
+    StepShape(40, 1, 40),  # too few query tiles to fill a GPU, so that each splits its keys
     StepShape(16, 16, 1),
-    StepShape(256, 256, 1),
+    StepShape(1024, 1024, 1),  # so many that no sequence splits its keys, even with one KV head
     StepShape(512, 4, 512),
     StepShape(4096, 64, 2048),
 )
@@ -139,7 +140,8 @@ def _attention(kernels: Kernels, model: ModelShape, step: StepShape, dtype: torc
 
 
 def _lora(kernels: Kernels, model: ModelShape, step: StepShape, dtype: torch.dtype) -> None:
-    capacity = min(step.num_rows, NUM_SLOTS)
+    # A recorded step has as many segments as it has rows, any other as many as there are slots.
+    capacity = min(step.num_rows, NUM_SLOTS) if step.longest_query == 1 else NUM_SLOTS
     batch = LoRABatch(
         _empty(step.num_rows, dtype=torch.int32),
         *(_empty(n, dtype=torch.int64) for n in (step.num_rows, capacity, capacity + 1)),
