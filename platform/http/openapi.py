@@ -36,9 +36,16 @@ ERRORS = {
     "503": "The engine is not ready, or has no room; try again later",
 }
 OF_BODIES = {"400", "408", "413", "500", "503"}
-OF_INFERENCE = {"404", "429"}
-OF_ADAPTERS = {"403", "409", "422"}
-UNPROTECTED = {"/health": {"503"}, "/ping": {"503"}, "/metrics": {"401"}}  # path: statuses
+OF_PATHS = {
+    "/v1/chat/completions": {"404", "429"},
+    "/v1/completions": {"404", "429"},
+    "/v1/models/{name}": {"404"},
+    "/v1/load_lora_adapter": {"403", "409", "422"},
+    "/v1/unload_lora_adapter": {"403", "404"},
+    "/health": {"503"},
+    "/ping": {"503"},
+    "/metrics": {"401"},
+}
 ERROR = {
     "type": "object",
     "required": ["error"],
@@ -105,15 +112,7 @@ def _complete(
 
 def _statuses(path: str, operation: dict[str, Any]) -> set[str]:
     """Returns the error statuses that an operation can answer with."""
-    if not path.startswith(PROTECTED):
-        return UNPROTECTED.get(path, set())
-    statuses = {"401"}
-    if "requestBody" in operation:
-        statuses |= OF_BODIES
-    if path.endswith("load_lora_adapter"):
-        statuses |= OF_ADAPTERS
-    if path in ANSWERS:
-        statuses |= OF_INFERENCE
-    if path.endswith("unload_lora_adapter") or "{" in path:
-        statuses |= {"404"}
-    return statuses
+    statuses = set(OF_PATHS.get(path, ()))
+    if path.startswith(PROTECTED):
+        statuses.add("401")
+    return statuses | OF_BODIES if "requestBody" in operation else statuses

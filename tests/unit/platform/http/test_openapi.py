@@ -10,6 +10,13 @@ from loraplex.platform.http import operations
 from loraplex.platform.http.openapi import add_openapi
 from loraplex.platform.inference import endpoints as inference
 
+OPERATIONS = {
+    "/health": {"200", "503"},
+    "/ping": {"200", "503"},
+    "/load": {"200"},
+    "/metrics": {"200", "401"},
+    "/version": {"200"},
+}
 INFERENCE = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -52,6 +59,27 @@ def test_the_statuses_are_those_that_come(schema: dict[str, Any], path: str) -> 
     statuses = set(schema["paths"][path]["post"]["responses"])
 
     assert statuses == {"200", "400", "401", "404", "408", "413", "429", "500", "503"}
+
+
+@pytest.mark.parametrize(
+    ("path", "own"),
+    [
+        ("/v1/load_lora_adapter", {"403", "409", "422"}),
+        ("/v1/unload_lora_adapter", {"403", "404"}),
+    ],
+)
+def test_each_route_of_adapters_has_statuses_of_its_own(
+    schema: dict[str, Any], path: str, own: set[str]
+) -> None:
+    statuses = set(schema["paths"][path]["post"]["responses"])
+
+    assert statuses == {"200", "400", "401", "408", "413", "500", "503"} | own
+
+
+def test_the_operators_statuses_are_those_that_come(schema: dict[str, Any]) -> None:
+    statuses = {path: set(schema["paths"][path]["get"]["responses"]) for path in OPERATIONS}
+
+    assert statuses == OPERATIONS
 
 
 def test_no_answer_of_json_is_without_a_schema(schema: dict[str, Any]) -> None:
