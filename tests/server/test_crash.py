@@ -63,8 +63,9 @@ async def end_engine(server: Server, number: signal.Signals) -> Aftermath:
         engine = server.engine()
         engine.send_signal(number)
         while engine.is_running():
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)  # a start takes longer
+            await asyncio.sleep(0.01)
+        while (await http.get("/health")).status_code == 200:  # until the server has noticed
+            await asyncio.sleep(0.001)
         meanwhile = [await http.post("/v1/completions", json=body(0)), await http.get("/health")]
         return Aftermath(undisturbed, await asyncio.gather(*calls), meanwhile)
 
