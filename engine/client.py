@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -77,6 +77,7 @@ class SocketReader:
 
 
 STARTING = "The engine is starting; try again shortly."
+SENT_AT_ONCE = 2**15  # tokens of prompts that are sent before other tasks run
 FIRST_START_SECONDS = 10.0  # a guess, until a start has been seen
 LOST = "The engine stopped before this request was complete; it restarts, try again shortly."
 
@@ -189,8 +190,7 @@ class EngineClient:
         open_choices = {request.request_id: request.num_open_choices for request in requests}
         with self._inbox(*open_choices) as inbox:
             try:
-                for request in requests:
-                    self._send(request)
+                await self._send_all(requests)
                 while open_choices:
                     event = await _next(inbox, TokenEvent)
                     if event.finish_reason is not None:
@@ -231,6 +231,22 @@ class EngineClient:
         """Raises EngineUnavailable."""
         command = GetStats(f"stats-{uuid.uuid4().hex}")
         return await self._ask(command.request_id, command, EngineStats)
+
+    async def _send_all(self, requests: Sequence[GenerateRequest]) -> None:
+        """Sends all requests to one engine, and lets other tasks run in between.
+
+        Raises:
+            EngineUnavailable: if the engine ends meanwhile.
+        """
+        engine, num_tokens = self.times_ready, 0
+        for request in requests:
+            if num_tokens >= SENT_AT_ONCE:
+                num_tokens = 0
+                await asyncio.sleep(0)
+                if not self._is_ready or self.times_ready != engine:
+                    raise EngineUnavailable(LOST, self.retry_after)
+            self._send(request)
+            num_tokens += len(request.prompt_token_ids)
 
     async def _ask(self, request_id: str, command: Command, answer: type[Answer]) -> Answer:
         if self.info is None:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.engine import fake_engine
 
-from loraplex.engine.client import EngineClient
+from loraplex.engine.client import SENT_AT_ONCE, EngineClient
 from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.errors import EngineUnavailable, RequestRejected
 from loraplex.engine.protocol import FailureCode, FinishReason, GenerateRequest, TokenEvent
@@ -198,6 +199,28 @@ async def test_who_calls_while_there_is_no_engine_is_told_when_to_try_again(
             await town.call(request(100))
 
     assert 1 <= caught.value.retry_after <= 10
+
+
+async def test_other_tasks_run_while_many_long_prompts_are_sent(tmp_path: Path) -> None:
+    num_turns = 0
+
+    async def count_turns() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    async with a_town(tmp_path) as town:
+        long = [5] * 2000 + [100]
+        requests = [
+            msgspec.structs.replace(request(number, max_tokens=1), prompt_token_ids=long)
+            for number in range(200)
+        ]
+        counting = asyncio.create_task(count_turns())
+        await town.client._send_all(requests)
+        counting.cancel()
+
+    assert num_turns >= 200 * 2001 // (SENT_AT_ONCE + 2001) - 1
 
 
 async def test_no_call_waits_for_an_engine_that_is_given_up(tmp_path: Path) -> None:
