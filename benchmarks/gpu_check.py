@@ -1,7 +1,8 @@
 """Checks and times everything that runs on a GPU: one command, ten minutes at most.
 
     python benchmarks/gpu_check.py [--json FILE] [--only GROUP …] [--budget SECONDS]
-    python benchmarks/gpu_check.py --interpret      the whole path on tiny shapes, without a GPU
+    python benchmarks/gpu_check.py --only steps     a second run: what is not in the first
+    python benchmarks/gpu_check.py --interpret      every group on tiny shapes, without a GPU
 
 Run from a checkout; nothing of it needs to be installed. Kernels need PyTorch and Triton alone; the
 groups of the engine need what it imports, and say what is missing. Exit status 1 where a result is
@@ -45,7 +46,7 @@ def main() -> int:
     records.write({"interpreted": options.interpret, "records": []})
     _build_native(records)
     start = time.monotonic()
-    for name in dict.fromkeys(["ceilings", *options.only]):
+    for name in dict.fromkeys(["ceilings", *_chosen(options)]):
         left = options.budget - (time.monotonic() - start)
         seconds = left if options.interpret else min(GROUPS[name].seconds, left)
         _run(name, seconds, records, options)
@@ -67,12 +68,34 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="default: benchmarks/results/gpu-DATE.json")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="GROUP", default=list(GROUPS))
-    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for everything")
-    parser.add_argument("--interpret", action="store_true")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=GROUPS,
+        metavar="GROUP",
+        help=f"groups to run, of: {', '.join(GROUPS)}; default: all but {', '.join(_extra())}",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=BUDGET, help="seconds for all groups (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--interpret",
+        action="store_true",
+        help="run every group on tiny shapes in Triton's interpreter, without a GPU",
+    )
     parser.add_argument("--child", choices=GROUPS, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _extra() -> list[str]:
+    return [name for name, group in GROUPS.items() if not group.is_default]
+
+
+def _chosen(options: argparse.Namespace) -> list[str]:
+    if options.only or options.interpret:
+        return options.only or list(GROUPS)
+    return [name for name in GROUPS if name not in _extra()]
 
 
 def _default_file(interpret: bool) -> Path:

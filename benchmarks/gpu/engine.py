@@ -28,22 +28,27 @@ class Ours:
     """An engine with adapters registered, which takes so many rows at once."""
 
     def __init__(
-        self, folder: Path, size: Size, adapters: Sequence[Path], rows: int, machine: Machine
+        self,
+        folder: Path,
+        size: Size,
+        adapters: Sequence[Path],
+        rows: int,
+        machine: Machine,
+        **settings: Any,
     ) -> None:
-        self.engine = LLMEngine.load(
-            EngineConfig(
-                model=str(folder),
-                adapter_store=str(folder.parent / "store"),
-                device=machine.device.type,
-                dtype=str(size.dtype).removeprefix("torch."),
-                kernels="triton",
-                block_size=16,
-                max_num_seqs=rows,
-                max_num_batched_tokens=max(rows, 4096),
-                max_adapter_slots=len(adapters),
-                kv_cache_memory=(1 << 22) if machine.interpreted else (8 << 30),
-            )
-        )
+        defaults: dict[str, Any] = {
+            "model": str(folder),
+            "adapter_store": str(folder.parent / "store"),
+            "device": machine.device.type,
+            "dtype": str(size.dtype).removeprefix("torch."),
+            "kernels": "triton",
+            "block_size": 16,
+            "max_num_seqs": rows,
+            "max_num_batched_tokens": max(rows, 4096),
+            "max_adapter_slots": len(adapters),
+            "kv_cache_memory": (1 << 22) if machine.interpreted else (8 << 30),
+        }
+        self.engine = LLMEngine.load(EngineConfig(**defaults | settings))
         self.infos = [register(self.engine, adapter) for adapter in adapters]
         self.refs = [info.ref for info in self.infos]
         self._count = 0
@@ -52,7 +57,7 @@ class Ours:
         self, prompts: list[list[int]], adapters: Sequence[AdapterRef | None], new_tokens: int
     ) -> list[list[int]]:
         """Greedy tokens; all prompts at once."""
-        requests = self._add(prompts, adapters, new_tokens)
+        requests = self.add(prompts, adapters, new_tokens)
         found: dict[str, list[int]] = {item.request_id: [] for item in requests}
         for event in drain(self.engine):
             if isinstance(event, TokenEvent):
@@ -63,7 +68,7 @@ class Ours:
         self, prompts: list[list[int]], adapters: Sequence[AdapterRef | None], new_tokens: int
     ) -> tuple[float, float]:
         """-> (median of the steps in which all rows decode, all seconds)"""
-        self._add(prompts, adapters, new_tokens)
+        self.add(prompts, adapters, new_tokens)
         steps, begin = [], time.perf_counter()
         while self.engine.has_work or self.engine.is_waiting:
             start = time.perf_counter()
@@ -71,6 +76,36 @@ class Ours:
             if len(events) == len(prompts):
                 steps.append(time.perf_counter() - start)
         return statistics.median(steps[2:]), time.perf_counter() - begin
+
+    def add(
+        self,
+        prompts: Sequence[list[int]],
+        adapters: Sequence[AdapterRef | None],
+        new_tokens: int,
+        namespace: str | None = None,
+        **options: Any,
+    ) -> list[GenerateRequest]:
+        """Adds a request for each prompt.
+
+        Args:
+            namespace: None: one of this call's own, in which no prefix is cached.
+            options: of the requests' sampling.
+        """
+        self._count += 1
+        requests = [
+            request(
+                prompt,
+                f"{self._count}-{i}",
+                namespace=namespace or str(self._count),
+                adapter=adapter,
+                max_tokens=new_tokens,
+                **options,
+            )
+            for i, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
+        ]
+        for item in requests:
+            self.engine.add(item)
+        return requests
 
     def graphs(self, machine: Machine) -> Fact:
         """Which steps are replayed; right where all are that can be."""
@@ -89,24 +124,6 @@ class Ours:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _add(
-        self, prompts: list[list[int]], adapters: Sequence[AdapterRef | None], new_tokens: int
-    ) -> list[GenerateRequest]:
-        self._count += 1  # another namespace, so that no prefix is found again
-        requests = [
-            request(
-                prompt,
-                f"{self._count}-{i}",
-                namespace=str(self._count),
-                adapter=adapter,
-                max_tokens=new_tokens,
-            )
-            for i, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
-        ]
-        for item in requests:
-            self.engine.add(item)
-        return requests
-
 
 def engine(machine: Machine) -> Iterator[Fact]:
     with tempfile.TemporaryDirectory() as folder:
@@ -115,8 +132,8 @@ def engine(machine: Machine) -> Iterator[Fact]:
         yield from _steps(Path(folder), machine)
 
 
-def _prompts(rows: int, length: int, vocabulary: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
+def random_prompts(rows: int, length: int, vocabulary: int, seed: int = 1) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
     return torch.randint(10, vocabulary, (rows, length), generator=generator).tolist()
 
 
@@ -126,7 +143,7 @@ def _tokens_as_peft(folder: Path, machine: Machine) -> Iterator[Fact]:
     model = write_model(folder / "model", size, machine)
     ranks = [MIXED_RANKS[i % 4] for i in range(rows - 1)]
     adapters = write_adapters(model, folder / "adapters", ranks, _STRONG)
-    prompts = _prompts(rows, 9, size.vocabulary)
+    prompts = random_prompts(rows, 9, size.vocabulary)
     ours = Ours(model, size, adapters, rows, machine)
     peft = Peft(model, adapters, size.dtype, machine)
     wanted = peft.generate(prompts, [None, *(a.name for a in adapters)], new_tokens)
@@ -157,7 +174,7 @@ def _steps(folder: Path, machine: Machine) -> Iterator[Fact]:
     model = write_model(folder / "model", size, machine)
     ranks = [MIXED_RANKS[i % 4] for i in range(counts[-1])]
     adapters = write_adapters(model, folder / "adapters", ranks, 1.0)
-    prompts = _prompts(rows, 5 if tiny else 128, size.vocabulary)
+    prompts = random_prompts(rows, 5 if tiny else 128, size.vocabulary)
     ours = Ours(model, size, adapters, rows, machine)
     yield ours.graphs(machine)
     yield from _our_steps(ours, prompts, counts, size, machine)

@@ -12,6 +12,7 @@ class Group:
     module: str  # whose function of the group's name makes its cases
     seconds: float
     needs: tuple[str, ...] = ()  # modules that may be missing where only kernels are checked
+    is_default: bool = True  # run where no group is named
 
 
 _OF_ENGINE = (
@@ -33,6 +34,7 @@ GROUPS = {
     "offload": Group("gpu.offload", 30),
     "robust": Group("gpu.robust", 30),
     "engine": Group("gpu.engine", 180, needs=_OF_ENGINE),
+    "steps": Group("gpu.steps", 240, needs=_OF_ENGINE, is_default=False),
 }
 
 

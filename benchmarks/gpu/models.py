@@ -23,10 +23,13 @@ class Size:
     vocabulary: int
     dtype: torch.dtype
     spread: float = 0.02  # of the weights; a large one makes the most likely token plain
+    context: int = 2048  # tokens
 
 
 # The shape of Llama 3.2 1B.
 ONE_BILLION = Size(2048, 8192, 16, 32, 8, 128256, torch.bfloat16)
+# A quarter of the layers of Llama 3.1 8B: 4.5 GB.
+QUARTER_OF_EIGHT_BILLION = Size(4096, 14336, 8, 32, 8, 128256, torch.bfloat16, context=33 * 1024)
 SMALL = Size(256, 512, 4, 8, 2, 1024, torch.float32, spread=0.2)
 TINY = Size(32, 48, 2, 4, 2, 400, torch.float32, spread=0.2)
 
@@ -39,7 +42,7 @@ def write_model(folder: Path, size: Size, machine: Machine) -> Path:
         num_attention_heads=size.heads,
         num_key_value_heads=size.kv_heads,
         vocab_size=size.vocabulary,
-        max_position_embeddings=2048,
+        max_position_embeddings=size.context,
         initializer_range=size.spread,
         tie_word_embeddings=True,
         bos_token_id=0,

@@ -46,6 +46,8 @@ def _notes(record: dict[str, Any]) -> Iterator[str]:
         yield f"{record['over_base']:.2f} of the base step, {floor:.2f} by bytes alone"
     if "tokens_per_second" in record:
         yield f"{record['tokens_per_second']:.0f} tokens/s"
+    for name, seconds in record.get("parts", {}).items():
+        yield f"{name} {_us(seconds)} us"
     for name, seconds in record.get("peers", {}).items():
         yield f"{name} {_us(seconds)} us" if isinstance(seconds, float) else f"{name}: {seconds}"
 

@@ -103,6 +103,32 @@ def test_the_table_shows_what_is_wrong_and_what_was_missed(gpu: SimpleNamespace)
     ]
 
 
+def test_the_table_splits_a_step_into_its_parts(gpu: SimpleNamespace) -> None:
+    parts = {"gpu": 1e-3, "schedule": 2e-5}
+    line = gpu.table([{"group": "g", "case": "c", "seconds": 1.5e-3, "parts": parts}])
+
+    assert "gpu 1000.0 us; schedule 20.0 us" in line
+
+
+def test_a_kind_of_step_that_did_not_occur_is_a_failure(
+    gpu: SimpleNamespace,
+) -> None:
+    clock = importlib.import_module("gpu.step_clock")
+    machine = gpu.Machine(torch.device("cpu"), None, False)
+    slow, fast = (
+        clock.Step(seconds, {"schedule": seconds / 2}, 1, 1, 0, 0, 0) for seconds in (3.0, 1.0)
+    )
+
+    assert clock.medians([], machine)["ok"] is False
+    assert clock.medians([slow, fast, fast], machine) == {
+        "ok": True,
+        "steps": 3,
+        "seconds": 1.0,
+        "slowest": 3.0,
+        "parts": {"schedule": 0.5},
+    }
+
+
 def test_records_are_whole_after_each(gpu: SimpleNamespace, tmp_path: Path) -> None:
     records = gpu.Records(tmp_path / "out.json")
     records.write({"interpreted": True, "records": []})
@@ -207,4 +233,5 @@ def test_everything_runs_on_tiny_shapes_without_a_gpu(tmp_path: Path) -> None:
 
     groups = {record["group"] for record in records if record.get("ok")}
     assert status == 0
-    assert groups == {"decode", "prefill", "lora", "cache", "rows", "robust", "engine", "offload"}
+    expected = {"decode", "prefill", "lora", "cache", "rows", "robust", "engine", "offload"}
+    assert groups == expected | {"steps"}
