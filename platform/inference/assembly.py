@@ -3,42 +3,18 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
-from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.request_seeds import RequestSeeds
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.text.tokenizer import Tokenizer
-from loraplex.platform.auth.principal import Principal
-from loraplex.platform.catalog.service import Model
+from loraplex.platform.inference.call_terms import CallTerms
 from loraplex.platform.inference.generation import Generation, Prompt
 from loraplex.platform.inference.limits import fit
-from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
-from loraplex.platform.inference.prompts.tokenizer_threads import TokenizerJob
 
 TOKENS_AT_ONCE = 2**15  # of prompts that are checked before other work has its turn
-
-
-@dataclass(frozen=True)
-class CallTerms:
-    """What is known of a call before its prompts are tokenised."""
-
-    id: str
-    param: str  # the field that holds the prompts, for errors
-    principal: Principal
-    model: Model
-    prefix: PromptPrefix | None
-    limits: ModelLimits
-    priority: int
-    fingerprint: str  # of the model that answers
-    default_tokens: int | None  # `max_tokens` of a call that names none; None: as many as fit
-
-    def tokenizer_job(self, num_characters: int) -> TokenizerJob:
-        max_tokens = self.limits.max_model_len
-        return TokenizerJob(self.principal.tenant, self.param, num_characters, max_tokens)
 
 
 async def assemble(

@@ -14,7 +14,8 @@ from loraplex.engine.text.tokenizer import Tokenizer
 from loraplex.platform.auth.principal import Principal, TenantId
 from loraplex.platform.catalog.base_prompts import BasePrompt, PromptSource
 from loraplex.platform.catalog.service import Model
-from loraplex.platform.inference.assembly import TOKENS_AT_ONCE, CallTerms, assemble
+from loraplex.platform.inference.assembly import TOKENS_AT_ONCE, assemble
+from loraplex.platform.inference.call_terms import CallTerms
 from loraplex.platform.inference.generation import Generation, Prompt
 from loraplex.platform.inference.prompts.prompt_prefix import PromptPrefix
 
