@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from annotated_types import Ge
 
+from loraplex.engine.config import EngineConfig
 from loraplex.platform.config import Settings, load_settings, option_of
 from loraplex.platform.errors import SettingsRefused
 
@@ -40,6 +42,21 @@ def test_seconds_are_finite_and_not_negative(model: Path, name: str, value: str)
 @pytest.mark.parametrize("name", settings_of(int))
 def test_whole_numbers_are_whole_and_in_range(model: Path, name: str, value: str) -> None:
     assert f"--{option_of(name)} (" in refusal(model, name, value)
+
+
+SHARED = sorted({*EngineConfig.__struct_fields__} & Settings.model_fields.keys() - {"seed"})
+LOWEST = [
+    (name, bound.ge)
+    for name in SHARED
+    for bound in Settings.model_fields[name].metadata
+    if isinstance(bound, Ge)
+]
+
+
+@pytest.mark.parametrize(("name", "low"), LOWEST)
+def test_the_engine_has_the_same_lower_bound(model: Path, name: str, low: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least {low}, got"):
+        EngineConfig(model=str(model), adapter_store="", **{name: low - 0.0001})
 
 
 def test_threads_are_limited(model: Path) -> None:
