@@ -1,4 +1,4 @@
-"""Eviction: the order in which idle things leave memory, be they KV blocks or adapters.
+"""Eviction: the order in which idle KV blocks and adapters leave memory.
 
 Torch-free, and in this layer because the adapters' slots and the engine's blocks both need it.
 """
@@ -19,15 +19,14 @@ MIN_GARBAGE = 64  # dead heap entries that are not worth a clean-up
 
 
 class EvictionPolicy(ABC):
-    """Scores idle things by their use; the lowest score leaves first.
+    """Scores idle entries by their uses; the lowest score is evicted first.
 
-    A score only changes when its thing is used, so that idle things keep their order and a heap can
-    hold them.
+    A score changes only when its entry is used, so idle entries keep their order and fit in a heap.
     """
 
     @abstractmethod
     def score(self, previous: float, cost: float) -> float:
-        """The score after one more use.
+        """Returns the score after one more use.
 
         Args:
             previous: the score before it; `UNUSED` at the first.
@@ -37,7 +36,7 @@ class EvictionPolicy(ABC):
 
 
 class LRUEviction(EvictionPolicy):
-    """The least recently used leaves first."""
+    """Evicts the least recently used entry first."""
 
     def __init__(self) -> None:
         self._uses = count()
@@ -47,16 +46,16 @@ class LRUEviction(EvictionPolicy):
 
 
 class CostAwareEviction(EvictionPolicy):
-    """What leaves first is what is worth least: chance of need x cost of getting it back / bytes.
+    """Evicts the entry worth least: chance of need x cost of getting it back / bytes.
 
-    The chance of need is taken from past uses, each of which counts half after every half-life; so
+    The chance of need is estimated from past uses, each of which counts half after every half-life:
     between frequency (a long half-life) and recency (a short one). This is LRFU (Lee et al., IEEE
-    Transactions on Computers 50(12), 2001) with each use weighted by its cost, as in GreedyDual-
-    Size (Cao and Irani, USITS 1997). All worths fade at one rate, so their order stands still
-    between uses; the score is log2(sum over uses of cost * 2 ** (time / half-life)).
+    Transactions on Computers 50(12), 2001) with each use weighted by its cost, as in
+    GreedyDual-Size (Cao and Irani, USITS 1997). All scores fade at one rate, so their order is
+    fixed between uses; the score is log2(sum over uses of cost * 2 ** (time / half-life)).
 
-    Whoever uses a block uses all blocks before it, too. So a prefix never scores below what follows
-    it, and a chain of blocks is evicted from its end.
+    A use of a block is a use of all blocks before it. So a prefix never scores below its
+    continuation, and a chain of blocks is evicted from its end.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class EvictionOrder(Generic[Key]):
         return key in self._live
 
     def put(self, key: Key, score: float) -> None:
-        """Adds a key, or gives it another score."""
+        """Adds a key, or changes its score."""
         if (entry := self._live.get(key)) is not None and entry[0] == score:
             return
         self._tick += 1
@@ -105,7 +104,7 @@ class EvictionOrder(Generic[Key]):
         self._live.pop(key, None)
 
     def lowest(self) -> tuple[float, Key] | None:
-        """The lowest score and its key; None where there is no key."""
+        """Returns the lowest score and its key; None where there is no key."""
         while self._heap:
             score, tick, key = self._heap[0]
             if self._live.get(key) == (score, tick):
@@ -115,10 +114,10 @@ class EvictionOrder(Generic[Key]):
 
 
 class PastScores(Generic[Key]):
-    """The scores of what has left, so that its uses still count when it comes back.
+    """The scores of evicted entries, so that their uses still count when they come back.
 
-    Else nothing that comes back more rarely than the memory turns over could ever be told from what
-    comes once. Only the newest `capacity` are kept.
+    Without them, an entry that returns more rarely than the memory turns over would look like one
+    that is used once. Only the newest `capacity` scores are kept.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -131,5 +130,5 @@ class PastScores(Generic[Key]):
             self._scores.popitem(last=False)
 
     def take(self, key: Key) -> float:
-        """The score that the key left with; `UNUSED` where it is not known."""
+        """Returns and removes the score with which the key left; `UNUSED` where it is not known."""
         return self._scores.pop(key, UNUSED)

@@ -1,17 +1,18 @@
-"""AdapterPool: a number of device slots and of bytes, shared by more adapters than fit."""
+"""AdapterPool: device slots and bytes, shared by more adapters than fit."""
 
 from loraplex.adapters.eviction import EvictionOrder, EvictionPolicy, LRUEviction, PastScores
 
 MIN_SECONDS = 1e-6  # no load is free
-PAST_PER_SLOT = 64  # adapters that have left whose uses are remembered, for each slot
+PAST_PER_SLOT = 64  # evicted adapters whose scores are kept, for each slot
 
 
 class AdapterPool:
-    """Who sits in which slot. A slot in use never moves; idle adapters leave as `eviction` says.
+    """Assigns slots to adapters. A slot in use never moves; idle adapters are evicted in the order
+    of `eviction`.
 
     Keys are content digests, so one content takes one slot, however many names it has. The pool
-    keeps the books only: the caller fills a slot when `acquire` gives one to a new key, and empties
-    those that `take_vacated` names.
+    only keeps the books: the caller fills a slot when `acquire` assigns it to a new key, and
+    empties the slots that `take_vacated` returns.
 
     Args:
         num_slots: adapters that can be resident at once.
@@ -83,12 +84,13 @@ class AdapterPool:
         return self._slots[key]
 
     def take_vacated(self) -> list[int]:
-        """Free slots whose content had to leave, to be removed from the device; each named once."""
+        """Returns the free slots whose content was evicted and must be removed from the device,
+        each once."""
         vacated, self._vacated = sorted(self._vacated), set()
         return vacated
 
     def release(self, key: str, seconds: float = 1.0) -> None:
-        """Gives one reference back. The key stays resident until its slot is needed.
+        """Releases one reference. The key stays resident until its slot is needed.
 
         Args:
             seconds: what it would take to load the key again.
@@ -104,7 +106,7 @@ class AdapterPool:
             self._idle.put(key, self._scores[key])
 
     def discard(self, key: str) -> int | None:
-        """Takes an idle key out of the pool and returns its slot; None where it is not resident.
+        """Evicts an idle key and returns its slot; None where it is not resident.
 
         Raises:
             ValueError: the key is in use.

@@ -15,7 +15,7 @@ from loraplex.engine.step import Logprobs
 from loraplex.engine.text.detokenizer import Detokenizer
 
 _ids = count()
-_SHARED_BY_CHOICES = (  # values that nobody changes in place
+_SHARED_BY_CHOICES = (  # values that are never changed in place
     *("request_id", "tenant", "namespace", "adapter", "adapter_start", "frontier", "base_prompt"),
     *("output", "priority", "call", "turn", "arrival", "sampling", "seed", "max_len", "status"),
     *("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "added_at", "adapter_slot"),
@@ -51,8 +51,8 @@ class Output(Enum):
 class Sequence:
     """One choice of one request.
 
-    A step computes tokens so that `num_computed_tokens` catches up with `num_tokens`; when it has,
-    the next token is sampled. Prefill, decode and the return from preemption are all just that.
+    A step computes tokens so that `num_computed_tokens` catches up with `num_tokens`; once it has,
+    the next token is sampled. Prefill, decode and the return from preemption all follow from that.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class Sequence:
 
     @property
     def max_num_tokens(self) -> int:
-        """Tokens in all when it has generated all that it may."""
+        """Returns the number of tokens when all that it may generate is generated."""
         if self.sampling.max_tokens is None:
             return self.max_len
         return min(self.max_len, self.num_prompt_tokens + self.sampling.max_tokens)
 
     @property
     def num_rows(self) -> int:
-        """Sequences that this one stands for: n until it has forked into its choices."""
+        """Returns the rows that it stands for: n until it has forked into its choices."""
         return self.sampling.n if self.num_output_tokens == 0 else 1
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Its place among its tenant's: by priority, lower first, then by its call's turns, then
-        first come, first served."""
+        """Returns its place among its tenant's sequences: by priority (lower first), then by its
+        call's turn, then first come, first served."""
         return self.priority, self.turn, self.arrival
 
     @property
@@ -149,11 +149,12 @@ class Sequence:
 
     @property
     def owes_prompt_logprobs(self) -> bool:
-        """Whether the prompt must be computed in full, whatever is cached."""
+        """Returns whether the prompt must be computed in full, whatever is cached."""
         return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
 
     def fork(self, index: int) -> "Sequence":
-        """Another choice of the same request, at this very point, without blocks of its own."""
+        """Returns another choice of the same request, at this very point, without blocks of its
+        own."""
         child = object.__new__(Sequence)
         for name in _SHARED_BY_CHOICES:
             setattr(child, name, getattr(self, name))

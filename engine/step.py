@@ -1,7 +1,6 @@
-"""What passes between the scheduler and the workers: a step, and its result, as values.
+"""The values that pass between scheduler and workers: a step and its result.
 
-Torch-free, and without references to what lives on either side: a step can be sent to another
-process.
+Torch-free and without references to either side, so that a step can be sent to another process.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ BASE_SLOT = -1  # the adapter slot of a token that no adapter acts on
 
 @dataclass(frozen=True)
 class BlockCopy:
-    """A KV block that is copied to another before the step writes."""
+    """A KV block that is copied to another one before the step writes."""
 
     source: int
     target: int
@@ -50,7 +49,7 @@ class FlatStep:
 
     @classmethod
     def empty(cls, num_groups: int) -> "FlatStep":
-        """Of no sequences."""
+        """Returns a step of no sequences."""
         none = np.empty(0, np.int64)
         return cls(
             token_ids=none,
@@ -70,7 +69,7 @@ class FlatStep:
 
 @dataclass(frozen=True)
 class PromptRow:
-    """One row of logits whose log-probabilities tell of a token of the prompt."""
+    """One row of logits that gives the log-probability of a prompt token."""
 
     seq_id: int
     position: int  # of that token in the prompt
@@ -86,8 +85,8 @@ class PromptRow:
 class RowSampling:
     """1 + k rows of logits of one sequence, from which its next tokens are chosen.
 
-    Row i is treated as if the first i of the k drafts were output. Its token is the sequence's
-    next one where the rows before it have chosen exactly those drafts.
+    Row i is treated as if the first i of the k drafts were output. Its token is the sequence's next
+    one if the rows before it have chosen exactly those drafts.
     """
 
     seq_id: int
@@ -112,7 +111,7 @@ LogitsRows = PromptRow | RowSampling
 
 @dataclass(frozen=True, eq=False)
 class StepInput:
-    """All that a worker must know for one step; the parts are done in the order of the fields."""
+    """Everything a worker needs for one step; the parts are applied in the order of the fields."""
 
     adapter_loads: tuple[AdapterLoad, ...]
     moves: BlockMoves  # of blocks between tiers
@@ -124,7 +123,7 @@ class StepInput:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """What the model thought of one token, and of its likeliest ones, at one position."""
+    """The log-probability of one token, and those of the likeliest ones, at one position."""
 
     token_id: int
     logprob: float  # finite
@@ -140,7 +139,7 @@ class SampledToken:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What the rows of a step have become, by sequence id."""
+    """The results of a step's rows, by sequence id."""
 
     samples: dict[int, list[list[SampledToken]]] = field(default_factory=dict)
     # per choice, its next tokens: one, and one more for each accepted draft

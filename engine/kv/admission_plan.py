@@ -1,4 +1,4 @@
-"""AdmissionPlan: what it takes to let a waiting sequence run, before anything is taken."""
+"""AdmissionPlan: what admitting a waiting sequence takes, computed before anything is allocated."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from loraplex.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class AdmissionPlan:
-    """True until the next block is allocated or released by anybody.
+    """What admitting one sequence takes; valid until the next block is allocated or released.
 
     Attributes:
         cached: what is in memory already.
@@ -32,12 +32,12 @@ class AdmissionPlan:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens that are left to compute."""
+        """Returns the number of tokens that are left to compute."""
         return self.sequence.num_tokens - self.cached.num_tokens
 
 
 class AdmissionPlanner:
-    """Looks a sequence up in every tier, and counts what it still needs."""
+    """Looks a sequence up in every tier and counts the blocks that it still needs."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class AdmissionPlanner:
         self._tiers = tiers
 
     def plan(self, sequence: Sequence) -> AdmissionPlan:
-        """Nothing is taken; only blocks on disk that are worth waiting for start to come."""
+        """Plans an admission. Allocates nothing; only blocks on disk that are worth waiting for are
+        requested."""
         cached = self._trim(sequence, self._find_cached(sequence))
         return AdmissionPlan(
             sequence=sequence,
@@ -65,8 +66,8 @@ class AdmissionPlanner:
         )
 
     def _find_cached(self, sequence: Sequence) -> CachedPrefix:
-        """The longest cached beginning of a sequence, in whatever tier. Where some of it is
-        `awaited`, the sequence should wait for that."""
+        """Returns the longest cached prefix of a sequence, in any tier. Where part of it is
+        `awaited`, the sequence should wait for that part."""
         tiers = self._tiers
         anywhere = self._lookup.find(sequence, tiers.find)
         awaited = anywhere.awaited
@@ -78,8 +79,8 @@ class AdmissionPlanner:
         return anywhere if waits else at_hand
 
     def _trim(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
-        """Leaves out what a group with a window found beyond all that it ever holds at once: it
-        could be more than there is room for."""
+        """Drops blocks of a windowed group beyond all that it ever holds at once: they could exceed
+        the room there is."""
         passed = self._layout.num_skipped(cached.num_tokens)
         peaks = self._layout.peaks(sequence.num_tokens)
         ends = [start + peak for start, peak in zip(passed, peaks, strict=True)]
@@ -87,8 +88,8 @@ class AdmissionPlanner:
         return replace(cached, blocks=rows)
 
     def _demand_of(self, sequence: Sequence, cached: CachedPrefix) -> Mapping[str, int]:
-        """To share a cached block that nobody holds counts as if the account that pays for it took
-        a free one."""
+        """Counts blocks by account. A shared cached block that no sequence holds counts as if the
+        account that pays for it took a free one."""
         shared = [[b for b in row if b.block_id != NULL_BLOCK_ID] for row in cached.blocks]
         demand = Counter(block.account for row in shared for block in row if block.ref_count == 0)
         missing = self._demand.missing(sequence, list(map(len, shared)), demand.total())

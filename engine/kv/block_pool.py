@@ -1,4 +1,4 @@
-"""BlockPool: who holds which KV block, who pays for it, and what a free one still remembers."""
+"""BlockPool: the KV blocks that are held, the accounts that pay, and what free ones cache."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from loraplex.engine.protocol import TenantShare
 
 NULL_BLOCK_ID = 0
 NOBODY = ""  # pays for blocks that are blank
-PAST_PER_BLOCK = 4  # contents that have left whose uses are remembered, for each block
+PAST_PER_BLOCK = 4  # evicted contents whose scores are kept, for each block
 
 
 class KVCacheBlock:
@@ -22,19 +22,19 @@ class KVCacheBlock:
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_count = 0
-        self.account = NOBODY  # who pays for it while it is held or cached
+        self.account = NOBODY  # that pays for it while it is held or cached
         self.key: tuple[int, bytes] | None = None  # (KV group, content key) while it is indexed
         self.token_ids: tuple[int, ...] = ()  # its tokens while it is indexed
         self.eviction_score = UNUSED  # by its content's uses so far; the lowest is evicted first
 
 
 class BlockPool:
-    """A closed book of blocks: allocate and release balance, and each costs O(log n) at most.
+    """A closed book of blocks: allocations and releases balance, and each costs O(log n) at most.
 
-    A block is held, cached (free, but its content can be found until it is handed out again) or
-    blank. Held and cached blocks are charged to the account that allocated them, within its
-    `budgets`. Block 0 is the null block: it stands in block tables where a sliding window has
-    passed, and is never handed out.
+    A block is held, cached (free, but its content can be found until the block is handed out again)
+    or blank. Held and cached blocks are charged to the account that allocated them, within its
+    `budgets`. Block 0 is the null block: it stands in block tables behind a sliding window and is
+    never handed out.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BlockPool:
             num_blocks: with the null block, which the caller has memory for too.
             eviction: scores cached blocks; None: the least recently used leaves first.
             restore_cost: what it costs to get a token of a prefix so long back, in any unit.
-            on_evict: called with a block whose content may still be of use, before it is forgotten.
+            on_evict: called with a block whose content may still be useful, before it is forgotten.
         """
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
@@ -72,29 +72,30 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, whoever may have them."""
+        """Returns the number of blocks that no sequence holds, whichever account may have them."""
         return len(self._blank) + self._num_cached
 
     @property
     def num_cached(self) -> int:
-        """Free blocks that a prefix can still be served from."""
+        """Returns the number of free blocks that still serve a prefix."""
         return self._num_cached
 
     def findable(self) -> list[KVCacheBlock]:
-        """All blocks whose content can be found: those in use, then the cached ones, each of
-        them by worth."""
+        """Returns all blocks whose content can be found: those in use, then the cached ones, each
+        by score."""
         known = (block for block in self.blocks if block.key is not None)
         return sorted(known, key=lambda block: (block.ref_count == 0, -block.eviction_score))
 
     def num_available(self, account: str) -> int:
-        """Blocks that this account could be given now: blank ones, and cached ones that may leave
-        for it; within its ceiling, and never from the unused floor of another."""
+        """Returns how many blocks the account could be given now: blank ones and evictable cached
+        ones, within its ceiling and outside the unused floors of others."""
         return self.budgets.num_available(account)
 
     def allocate(self, account: str) -> KVCacheBlock:
-        """Hands out a block, which the account pays for; what it remembered is forgotten.
+        """Hands out a block, which the account pays for; its cached content is forgotten.
 
-        Cached blocks leave in the order of their scores, but never below another account's floor.
+        Cached blocks are evicted in the order of their scores, but never below another account's
+        floor.
 
         Raises:
             MemoryError: when there is none for this account; callers ask `num_available` first.
@@ -110,7 +111,7 @@ class BlockPool:
         return block
 
     def retain(self, block: KVCacheBlock, holder: str | None = None) -> None:
-        """Adds a holder to a block that is held or cached: `holder`, or else who pays for it."""
+        """Adds a holder to a held or cached block: `holder`, or else the account that pays."""
         if block.ref_count == 0:
             payer = self.budgets.of(block.account)
             self._num_cached -= 1
@@ -124,10 +125,10 @@ class BlockPool:
     def release(
         self, blocks: Iterable[KVCacheBlock], holder: str | None = None, num_tokens: int = 1
     ) -> None:
-        """Drops one holder of each block; give the ones to be reused first, first.
+        """Drops one holder of each block; blocks to be reused first come first.
 
         Args:
-            holder: who lets go; None: who pays for the block.
+            holder: the account that releases; None: the one that pays for the block.
             num_tokens: of the sequence that used the blocks.
         """
         cost = self._restore_cost(num_tokens)
@@ -146,15 +147,15 @@ class BlockPool:
                 self._set_free(block)
 
     def find(self, group: int, key: bytes, token_ids: tuple[int, ...]) -> KVCacheBlock | None:
-        """The block with this content, if any. The tokens are compared too, so that not even
-        a collision of keys could serve another prefix."""
+        """Returns the block with this content, or None. The tokens are compared too, so that not
+        even a collision of keys could serve another prefix."""
         block = self._index.get((group, key))
         return block if block is not None and block.token_ids == token_ids else None
 
     def index(
         self, block: KVCacheBlock, group: int, key: bytes, token_ids: tuple[int, ...]
     ) -> None:
-        """Indexes a full, computed block, unless its content is in the index already."""
+        """Indexes a full, computed block, unless the index has its content already."""
         if block.key is None and (group, key) not in self._index:
             block.key = (group, key)
             block.token_ids = token_ids
@@ -162,7 +163,7 @@ class BlockPool:
             self._index[block.key] = block
 
     def set_shares(self, shares: Iterable[TenantShare]) -> list[str]:
-        """Sets tenants' floors and ceilings; cached blocks above a ceiling leave at once.
+        """Sets tenants' floors and ceilings; cached blocks above a ceiling are evicted at once.
 
         Returns:
             every fault; where there is one, nothing has been changed.
@@ -178,12 +179,12 @@ class BlockPool:
         return faults
 
     def guarantee_operator(self, num_blocks: int) -> None:
-        """Keeps so many blocks, those that it holds included, for the operator alone."""
+        """Reserves so many blocks, including those that it holds, for the operator alone."""
         self.budgets.guarantee_operator(num_blocks)
         self._idle.refresh(self.budgets.of(OPERATOR))
 
     def recharge(self, block: KVCacheBlock, account: str) -> None:
-        """Lets another account pay for a held block from now on."""
+        """Charges a held block to another account from now on."""
         is_shared = block.ref_count > 1
         self.metering.note_shared(block.account, -is_shared)
         self._charge(self.budgets.of(block.account), held=-1)
@@ -192,13 +193,13 @@ class BlockPool:
         self.metering.note_shared(account, is_shared)
 
     def retire(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Forgets the content of those that are cached: it can never be asked for again."""
+        """Forgets the content of cached blocks that can never be asked for again."""
         for block in blocks:
             if block.ref_count == 0 and block.key is not None:
                 self._clear(block.block_id, EvictionCause.RETIRED)
 
     def _take(self, payer: Account) -> KVCacheBlock:
-        """A blank block, or the cached one that is to leave for this account."""
+        """Returns a blank block, or the cached one that is evicted for this account."""
         if payer.is_at_ceiling:
             return self._evict(self._idle.lowest_of(payer), EvictionCause.CEILING)
         if self._blank:
@@ -213,7 +214,7 @@ class BlockPool:
         return self._evict(lowest, cause)
 
     def _clear(self, block_id: int | None, cause: EvictionCause) -> None:
-        """Evicts a block of which nobody is in need."""
+        """Evicts a block that no account needs."""
         self._blank.appendleft(self._evict(block_id, cause).block_id)
 
     def _evict(self, block_id: int | None, cause: EvictionCause) -> KVCacheBlock:

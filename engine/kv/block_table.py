@@ -29,7 +29,7 @@ class BlockTable:
 
     @property
     def num_held(self) -> list[int]:
-        """Per group, the blocks that are not behind the window."""
+        """Returns, per group, the number of blocks that are not behind the window."""
         return [
             len(row) - passed for row, passed in zip(self.blocks, self.num_skipped, strict=True)
         ]

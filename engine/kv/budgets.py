@@ -1,4 +1,4 @@
-"""Budgets: how many KV blocks each account has, may have, and is sure of. Torch-free."""
+"""Budgets: the KV blocks that each account has, may have, and is guaranteed. Torch-free."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Account:
 
     @property
     def claim(self) -> int:
-        """Blocks that nobody else may hold."""
+        """Returns the number of blocks that no other account may hold."""
         return max(self.held, self.floor)
 
     @property
@@ -41,17 +41,17 @@ class Account:
 
 
 class Budgets:
-    """Floors, ceilings and what is held against them; every operation is O(1).
+    """Floors, ceilings and the blocks held against them; every operation is O(1).
 
-    Floors are kept by one inequality: the sum over all accounts of max(held, floor) is at most the
-    capacity. Held blocks never enter the unused part of another's floor; cached ones may, since
-    they leave at once when their place is needed. Only `set_shares` can break the inequality, when
-    it raises the floor of one above what others have left: then the pool is overdrawn, and blocks
-    have to be taken back from who holds more than its floor.
+    Floors are guaranteed by one inequality: the sum over all accounts of max(held, floor) is at
+    most the capacity. Held blocks never enter the unused part of another account's floor; cached
+    ones may, since they are evicted at once when their place is needed. Only `set_shares` can break
+    the inequality, by raising a floor above what other accounts have left: then the pool is
+    overdrawn, and blocks are taken back from accounts that hold more than their floors.
     """
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: blocks in all, the null block apart."""
+        """`capacity`: all blocks except the null block."""
         self.capacity = capacity
         self._accounts: dict[str, Account] = {}
         self._claims = 0
@@ -66,14 +66,14 @@ class Budgets:
         return self._claims > self.capacity
 
     def of(self, name: str) -> Account:
-        """An account that was not heard of before has no floor and no ceiling."""
+        """Returns the account; a new one has no floor and no ceiling."""
         account = self._accounts.get(name)
         if account is None:
             account = self._accounts[name] = Account(name)
         return account
 
     def num_available(self, name: str) -> int:
-        """Blocks that the account could hold in addition, cached ones having left."""
+        """Returns how many more blocks the account could hold once cached ones are evicted."""
         account = self.of(name)
         room = self.capacity - self._claims + account.claim - account.held
         if account.ceiling is not None:
@@ -81,13 +81,13 @@ class Budgets:
         return max(0, room)
 
     def keeps_ceiling(self, name: str, count: int) -> bool:
-        """Whether the account may hold `count` blocks more, where there are any."""
+        """Returns whether the account's ceiling allows `count` more blocks."""
         account = self.of(name)
         return account.ceiling is None or account.held + count <= account.ceiling
 
     def keeps_floors(self, demand: Mapping[str, int]) -> bool:
-        """Whether all accounts named can hold that many blocks more at the same time, ceilings
-        apart."""
+        """Returns whether all these accounts can hold that many more blocks at the same time,
+        ceilings apart."""
         growth = 0
         for name, count in demand.items():
             account = self.of(name)
@@ -95,7 +95,7 @@ class Budgets:
         return self._claims + growth <= self.capacity
 
     def limit(self, name: str) -> int:
-        """The most blocks that the account can ever hold: all but the floors of others."""
+        """Returns the most blocks that the account can ever hold: all but the floors of others."""
         account = self.of(name)
         reserved = self._floors - account.floor
         if name != OPERATOR:  # base prompts stay until they are retired
@@ -105,19 +105,19 @@ class Budgets:
         return max(0, room if account.ceiling is None else min(room, account.ceiling))
 
     def over_floor(self, name: str) -> int:
-        """Held blocks above the floor; negative below it."""
+        """Returns the held blocks above the floor; negative below it."""
         account = self.of(name)
         return account.held - account.floor
 
     def charge(self, account: Account, held: int, cached: int) -> None:
-        """The account has so many blocks more of each kind, or fewer where negative."""
+        """Adds so many blocks of each kind to the account, or removes them where negative."""
         before = account.claim
         account.held += held
         account.cached += cached
         self._claims += account.claim - before
 
     def set_shares(self, shares: Iterable[TenantShare]) -> list[str]:
-        """Sets floors and ceilings of the tenants named; the others keep theirs.
+        """Sets the floors and ceilings of these tenants; other tenants keep theirs.
 
         Returns:
             every fault; where there is one, nothing has been changed.
@@ -142,7 +142,7 @@ class Budgets:
         return faults
 
     def guarantee_operator(self, num_blocks: int) -> None:
-        """Keeps so many blocks, those that it holds included, for the operator alone."""
+        """Reserves so many blocks, including those that it holds, for the operator alone."""
         self._set(self.of(OPERATOR), TenantShare(OPERATOR, floor=num_blocks))
 
     def check_integrity(self, held: Mapping[str, int], cached: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""BlockDemand: the blocks that a sequence may still need, beside those that it holds."""
+"""BlockDemand: the blocks that a sequence may still need beside those that it holds."""
 
 from collections.abc import Sequence as Counts
 
@@ -11,12 +11,12 @@ REPRIEVE = 128  # tokens that one which was preempted once can generate at least
 
 
 class BlockDemand:
-    """Counts for a sequence's full input, since few use all of their `max_tokens`.
+    """Counts blocks for a sequence's full input, since few sequences use all of their `max_tokens`.
 
-    So output can outgrow the pool, and somebody is preempted. Then optimism ends: on its first
-    return a sequence needs room for as much output as it had by then once more, on its second for
-    all that it may still generate. So none is preempted more than `OPTIMISM` times, unless shares
-    change.
+    Output can therefore outgrow the pool, and a sequence is preempted. Then optimism ends: on its
+    first return a sequence needs room for as much output again as it had by then, on its second for
+    all that it may still generate. So no sequence is preempted more than `OPTIMISM` times, unless
+    shares change.
     """
 
     def __init__(self, layout: KVLayout, budgets: Budgets) -> None:
@@ -24,9 +24,10 @@ class BlockDemand:
         self._budgets = budgets
 
     def missing(self, sequence: Sequence, held: Counts[int], num_held: int) -> int:
-        """Blocks to be allocated, or copied from a base prompt's end, until it is at its peak.
+        """Returns the blocks to be allocated, or copied from a base prompt's end, until the peak.
 
-        One group's surplus is no other's: a sliding window can share more than it ever needs.
+        One group's surplus is of no use to another: a sliding window can share more than it ever
+        needs.
 
         Args:
             held: per group, the blocks that it has or finds in the cache.

@@ -1,4 +1,4 @@
-"""IdleBlocks: free blocks that still hold a prefix, by who pays for them. Torch-free."""
+"""IdleBlocks: free blocks that still hold a prefix, by the account that pays. Torch-free."""
 
 from collections import defaultdict
 
@@ -7,7 +7,8 @@ from loraplex.engine.kv.budgets import Account
 
 
 class IdleBlocks:
-    """Finds the next block to be evicted in O(log n): one account's, or anyone's over its floor.
+    """Finds the next block to evict in O(log n): an account's own, or any account's above its
+    floor.
 
     Each account's blocks have an eviction order of their own, and the accounts over their floors
     one more by their lowest scores, so that blocks protected by a floor are never looked at.
@@ -26,7 +27,7 @@ class IdleBlocks:
         self.refresh(account)
 
     def refresh(self, account: Account) -> None:
-        """To be called when an account's blocks, or its floor, have changed."""
+        """Updates the orders after a change of an account's blocks or floor."""
         lowest = self._blocks[account.name].lowest()
         if lowest is None or not account.is_over_floor:
             self._lowest.discard(account.name)
@@ -34,12 +35,12 @@ class IdleBlocks:
             self._lowest.put(account.name, lowest[0])
 
     def lowest_of(self, account: Account) -> int | None:
-        """The account's own block of the lowest score."""
+        """Returns the account's own block of the lowest score."""
         lowest = self._blocks[account.name].lowest()
         return None if lowest is None else lowest[1]
 
     def lowest(self) -> int | None:
-        """The block of the lowest score among all accounts that are over their floors."""
+        """Returns the block of the lowest score among all accounts that are over their floors."""
         account = self._lowest.lowest()
         if account is None:
             return None

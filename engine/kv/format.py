@@ -1,4 +1,4 @@
-"""KVFormat: how keys and values are written in a block."""
+"""KVFormat: the layout of keys and values in a block."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ LAYOUT = "heads first, 1"  # to be raised with every change of where a number li
 
 @dataclass(frozen=True)
 class KVFormat:
-    """One format for all layers of an engine, which has one pool of equal blocks.
+    """One format for all layers of an engine, whose one pool has equal blocks.
 
-    A layer's part of a block is [heads, block size, key dim] keys and behind them [heads, block
-    size, value dim] values. No number has a scale.
+    A layer's part of a block is [heads, block size, key dim] keys followed by [heads, block size,
+    value dim] values. No number has a scale.
     """
 
     number: str  # as torch calls it: `bfloat16`
@@ -20,17 +20,18 @@ class KVFormat:
 
     @property
     def identity(self) -> str:
-        """Blocks of two formats are of use to each other only where this is equal."""
+        """Identifies the format: blocks of two formats are interchangeable only where this is
+        equal."""
         return f"{self.number}/{self.number}/no scales/{LAYOUT}"
 
     def key_numbers(self, layer: KVLayer, num_tokens: int) -> int:
-        """Numbers that the keys of so many tokens take."""
+        """Returns how many numbers the keys of so many tokens take."""
         return layer.num_kv_heads * layer.key_dim * num_tokens
 
     def numbers(self, layer: KVLayer, num_tokens: int) -> int:
-        """Numbers that the keys and values of so many tokens take."""
+        """Returns how many numbers the keys and values of so many tokens take."""
         return layer.num_kv_heads * (layer.key_dim + layer.value_dim) * num_tokens
 
     def num_bytes(self, layer: KVLayer, num_tokens: int) -> int:
-        """Bytes that the keys and values of so many tokens take."""
+        """Returns how many bytes the keys and values of so many tokens take."""
         return self.numbers(layer, num_tokens) * self.number_bytes

@@ -13,7 +13,7 @@ GOOD_ENOUGH = 0.9  # of what the best size shares
 
 @dataclass(frozen=True)
 class KVLayer:
-    """What one attention layer stores: so many numbers of each token."""
+    """What one attention layer stores: so many numbers for each token."""
 
     index: int
     num_kv_heads: int
@@ -29,8 +29,8 @@ class KVGroup:
 
 
 def group_layers(layers: list[KVLayer], size: int | None = None) -> list[KVGroup]:
-    """Splits layers by what they store, and from the lowest up, into groups of one size, full
-    attention first.
+    """Splits layers by what they store, from the lowest up, into groups of one size, full attention
+    first.
 
     Groups of one size need blocks of one size, so that one pool serves them all and memory moves
     freely between full and sliding-window layers.
@@ -49,11 +49,11 @@ def group_layers(layers: list[KVLayer], size: int | None = None) -> list[KVGroup
 
 
 def choose_group_size(layers: list[KVLayer], frontiers: Iterable[int]) -> int:
-    """The size of groups that lets adapters share the layers below their frontiers.
+    """Chooses the group size that lets adapters share the layers below their frontiers.
 
     A group is shared where all its layers are below. Smaller groups share more, but each costs a
-    block table; so they stay as large as can be unless a smaller size lets `MIN_GAIN` of all layers
-    more be shared, on average over the adapters.
+    block table; so groups stay as large as possible unless a smaller size lets `MIN_GAIN` more of
+    all layers be shared, on average over the adapters.
 
     Args:
         frontiers: per adapter, how many of the lowest layers store what the base model does.
@@ -69,7 +69,7 @@ def choose_group_size(layers: list[KVLayer], frontiers: Iterable[int]) -> int:
 
 
 def group_size(groups: list[KVGroup]) -> int:
-    """Layers per block: the storage that each block takes in every group."""
+    """Returns the layers per block: the storage that each block takes in every group."""
     return max(len(group.layers) for group in groups)
 
 
@@ -81,7 +81,7 @@ def _by_state(layers: list[KVLayer]) -> dict[LayerState, list[int]]:
 
 
 def _sizes(by_state: dict[LayerState, list[int]]) -> list[int]:
-    """Sizes of groups that leave little padding."""
+    """Returns the group sizes that leave little padding."""
     counts = [len(members) for members in by_state.values()]
 
     def padding(size: int) -> float:
@@ -92,7 +92,7 @@ def _sizes(by_state: dict[LayerState, list[int]]) -> list[int]:
 
 
 def _mean_shared(groups: list[KVGroup], frontiers: list[int]) -> float:
-    """Layers that an adapter shares with the base model, on average."""
+    """Returns how many layers an adapter shares with the base model, on average."""
     shared = sum(
         len(group.layers)
         for frontier in frontiers
@@ -103,5 +103,5 @@ def _mean_shared(groups: list[KVGroup], frontiers: list[int]) -> float:
 
 
 def blocks_at_peak(groups: list[KVGroup], block_size: int, num_tokens: int, chunk: int) -> int:
-    """Blocks that a sequence of this length holds at once at most, over all groups."""
+    """Returns the most blocks that a sequence of this length holds at once, over all groups."""
     return sum(group.state.peak(num_tokens, chunk, block_size) for group in groups)

@@ -1,4 +1,4 @@
-"""IdleCheck: proves the books of KV memory while the engine has nothing else to do."""
+"""IdleCheck: proves the books of KV memory while the engine is idle."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +9,8 @@ MAX_SHARE = 0.01  # of the time
 
 
 class IdleCheck:
-    """Looks at every block, which takes 0.2 seconds for 300,000, so it must be rare: a request that
-    comes meanwhile waits for it."""
+    """Checks every block. That takes 0.2 seconds for 300,000 blocks, and a request that arrives
+    meanwhile waits for it, so it must be rare."""
 
     def __init__(self, kv: KVCacheManager, clock: Callable[[], float] = time.monotonic) -> None:
         self._kv = kv
@@ -18,7 +18,7 @@ class IdleCheck:
         self._not_before = clock()
 
     def run(self) -> None:
-        """Checks, unless the last check was too short a time ago.
+        """Runs a check, unless the last one was too recent.
 
         Raises:
             RuntimeError: naming what is wrong.

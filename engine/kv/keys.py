@@ -1,4 +1,4 @@
-"""The keys of cached KV blocks, and under which of them a sequence's blocks are found."""
+"""The keys of cached KV blocks, and which of them a sequence's blocks are found by."""
 
 import hashlib
 import struct
@@ -31,12 +31,13 @@ class BlockKeyScope:
         namespace: str | None,
         adapter: bytes,
     ) -> bytes:
-        """SHA-256 over tagged, length-framed fields, so that no two lists of fields can meet.
+        """Returns SHA-256 over tagged, length-framed fields, so that no two lists of fields
+        collide.
 
         Args:
             parent: key of the block before, None for the first.
             token_ids: the block's tokens, each below 2**32.
-            namespace: who may share it, set by the server; or `PUBLIC`.
+            namespace: whose requests may share it, set by the server; or `PUBLIC`.
             adapter: digest of the adapter that acts on the block and where in it, or `BASE`.
         """
         space = (
@@ -69,14 +70,14 @@ def _frame(tag: bytes, value: bytes) -> bytes:
 
 
 class PrefixKeys:
-    """Extends the two chains of keys of a sequence, and says which of them a KV group goes by.
+    """Extends a sequence's two chains of keys, and says which of them a KV group goes by.
 
     The base chain names blocks as the base model fills them, the adapted one as the sequence's
-    adapter does. Up to the activation point the two are one. Behind it the base chain goes on for
+    adapter does. Up to the activation point the two are one. Behind it the base chain continues for
     the groups that lie wholly below the adapter's frontier: there the adapter changes nothing.
 
-    A block is public where it and all before it are wholly inside a published base prompt and the
-    base model fills them; every other block belongs to the sequence's namespace.
+    A block is public where it and all blocks before it lie wholly inside a published base prompt
+    and the base model fills them; every other block belongs to the sequence's namespace.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class PrefixKeys:
         self._public = public
 
     def extend(self, sequence: Sequence) -> None:
-        """Names the sequence's blocks that have become full of tokens since the last call."""
+        """Names the sequence's blocks that have become full since the last call."""
         keys = sequence.block_keys
         for index in range(len(keys.adapted), sequence.num_tokens // self._block_size):
             adapter = self._effective_adapter(sequence, index * self._block_size)
@@ -108,22 +109,23 @@ class PrefixKeys:
             keys.adapted.append(self._scope.key(parent, tokens, sequence.namespace, adapter))
 
     def of(self, sequence: Sequence, group: int) -> list[bytes]:
-        """The keys by which a group's blocks are found, one for each full block."""
+        """Returns the keys by which a group's blocks are found, one for each full block."""
         return self._chain(sequence, self._last_layers[group])
 
     def num_public(self, sequence: Sequence, group: int) -> int:
-        """How many blocks at the beginning of a group are a published base prompt's."""
+        """Returns how many leading blocks of a group belong to a published base prompt."""
         keys = sequence.block_keys
         public = keys.base[: keys.num_public]
         shared = zip(public, self.of(sequence, group), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
 
     def leading(self, sequence: Sequence) -> list[bytes]:
-        """The keys that decide how much need not be computed: of the least shared group."""
+        """Returns the keys that decide how much need not be computed: those of the least shared
+        group."""
         return self._chain(sequence, max(self._last_layers))
 
     def is_base_up_to(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether in all groups the base model fills the first `num_tokens` slots."""
+        """Returns whether the base model fills the first `num_tokens` slots in all groups."""
         return (
             sequence.adapter is None
             or sequence.adapter_start >= num_tokens
@@ -132,7 +134,7 @@ class PrefixKeys:
 
     @staticmethod
     def is_below(sequence: Sequence, layer: int) -> bool:
-        """Whether the sequence's adapter leaves the keys and values of a layer as they are."""
+        """Returns whether the sequence's adapter leaves a layer's keys and values unchanged."""
         return layer < sequence.frontier
 
     def _chain(self, sequence: Sequence, layer: int) -> list[bytes]:
@@ -150,10 +152,10 @@ class PrefixKeys:
         return self._scope.key(parent, tokens, sequence.namespace, BASE)
 
     def _effective_adapter(self, sequence: Sequence, start: int) -> bytes:
-        """What acts on the block that begins at `start`, and from which of its tokens on.
+        """Returns what acts on the block that begins at `start`, and from which of its tokens on.
 
         Two prompts can agree on a block and yet activate the same adapter at different places in
-        it, since what follows decides which invocation is the last.
+        it, since later tokens decide which invocation is the last.
         """
         if sequence.adapter is None or sequence.adapter_start >= start + self._block_size:
             return BASE
@@ -162,5 +164,5 @@ class PrefixKeys:
 
 
 def tokens_of(sequence: Sequence, index: int, block_size: int) -> tuple[int, ...]:
-    """The tokens of the sequence's block at `index`."""
+    """Returns the tokens of the sequence's block at `index`."""
     return tuple(sequence.token_ids[index * block_size : (index + 1) * block_size])

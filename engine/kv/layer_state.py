@@ -1,4 +1,4 @@
-"""LayerState: what a layer stores of a sequence, and which of it is still needed."""
+"""LayerState: what a layer stores of a sequence, and which part of it is still needed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ class FullAttention:
     window: ClassVar[None] = None  # a query sees all
 
     def num_skipped(self, num_computed_tokens: int, block_size: int) -> int:
-        """Blocks at the beginning that no later query sees."""
+        """Returns the number of leading blocks that no later query sees."""
         return 0
 
     def blocks_for(self, num_tokens: int, block_size: int) -> int:
-        """Entries of a block table that covers so many tokens, those passed included."""
+        """Returns the entries of a block table for so many tokens, skipped ones included."""
         return -(-num_tokens // block_size)
 
     def peak(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """Blocks that a sequence of this length holds at once at most, while it is computed at most
-        `chunk` tokens at a time."""
+        """Returns the most blocks that a sequence of this length holds at once while it is computed
+        at most `chunk` tokens at a time."""
         return self.blocks_for(num_tokens, block_size)
 
     def usable_prefix(self, has: Callable[[int], bool], limit: int, block_size: int) -> int:
-        """The most blocks, up to a limit, behind which a sequence can go on from a cache.
+        """Returns the most blocks, up to a limit, behind which a sequence can continue from a
+        cache.
 
         Args:
             has: whether the cache has the block at an index below the limit.
@@ -33,7 +34,7 @@ class FullAttention:
         return next((index for index in range(limit) if not has(index)), limit)
 
     def copies_on_fork(self, num_tokens: int, block_size: int) -> bool:
-        """Whether what follows so many tokens is written into a block that forks share."""
+        """Returns whether the token after so many is written into a block that forks share."""
         return num_tokens % block_size != 0
 
 
@@ -52,16 +53,16 @@ class SlidingWindow:
         return -(-num_tokens // block_size)
 
     def peak(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """As `FullAttention.peak`: the blocks that the window and a chunk touch at most, wherever
-        they begin."""
+        """As `FullAttention.peak`: the most blocks that the window and a chunk touch, wherever they
+        begin."""
         in_a_row = self.window + chunk - 1
         touched = -(-(in_a_row - 1) // block_size) + 1
         return min(self.blocks_for(num_tokens, block_size), touched)
 
     def usable_prefix(self, has: Callable[[int], bool], limit: int, block_size: int) -> int:
-        """As `FullAttention.usable_prefix`: only what the window shows must be there.
+        """As `FullAttention.usable_prefix`: only what the window shows must be cached.
 
-        A gap is in the window of each larger number, so the search goes on at the gap itself.
+        A gap lies in the window of each larger number, so the search continues at the gap itself.
         """
         num_blocks = limit
         while True:
@@ -80,5 +81,5 @@ LayerState: TypeAlias = FullAttention | SlidingWindow
 
 
 def attention_state(window: int | None) -> LayerState:
-    """What an attention layer stores; `window`: tokens that a query sees, None: all."""
+    """Returns what an attention layer stores; `window`: tokens that a query sees, None: all."""
     return FullAttention() if window is None else SlidingWindow(window)

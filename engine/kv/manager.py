@@ -19,10 +19,11 @@ from loraplex.engine.step import BlockCopy
 
 
 class KVCacheManager:
-    """Gives sequences blocks, shares what is equal, copies what is written.
+    """Allocates blocks to sequences, shares equal ones, and copies shared ones before they are
+    written.
 
-    One block of a sequence in one group holds `block_size` tokens for all layers of the group.
-    A shared block is only read; the first sequence to write into one gets a copy of it first
+    One block of a sequence in one group holds `block_size` tokens for all layers of the group. A
+    shared block is only read; the first sequence to write into one gets a copy of it first
     (`take_copies`), so no sequence can change what another sees.
     """
 
@@ -33,7 +34,7 @@ class KVCacheManager:
         scope: BlockKeyScope,
         tiers: LowerTiers | None = None,
     ) -> None:
-        """`tiers`: that take what the pool evicts; None: what is evicted is gone."""
+        """`tiers`: receive what the pool evicts; None: evicted content is lost."""
         groups, block_size = layout.groups, layout.block_size
         self.pool = pool
         self.layout = layout
@@ -52,13 +53,13 @@ class KVCacheManager:
         self._copies: list[BlockCopy] = []
 
     def plan(self, sequence: Sequence) -> AdmissionPlan:
-        """What it takes to let a waiting sequence run. Nothing is taken; only blocks on disk that
-        are worth waiting for start to come."""
+        """Plans the admission of a waiting sequence. Allocates nothing; only blocks on disk that
+        are worth waiting for are requested."""
         return self._planner.plan(sequence)
 
     def commit(self, plan: AdmissionPlan, num_new_tokens: int) -> list[bytes]:
-        """Opens the table of a sequence that was admitted: it starts with the cached prefix, and
-        has writable slots for the tokens that come next.
+        """Opens the table of an admitted sequence: it starts with the cached prefix and has
+        writable slots for the next tokens.
 
         Args:
             num_new_tokens: at most those that the plan says are left to compute.
@@ -78,14 +79,14 @@ class KVCacheManager:
         return self.completed_keys(sequence, num_new_tokens)
 
     def promised(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence was admitted for and has not got yet."""
+        """Returns the blocks that a running sequence was admitted for and does not have yet."""
         if sequence.num_uncomputed_tokens <= 1 and not sequence.num_preemptions:
             return 0
         held = self._tables[sequence.seq_id].num_held
         return self._demand.missing(sequence, held, sum(held))
 
     def completed_keys(self, sequence: Sequence, num_tokens: int) -> list[bytes]:
-        """Keys of the blocks that become full when the next `num_tokens` are computed."""
+        """Returns the keys of the blocks that the next `num_tokens` computed tokens fill."""
         start = sequence.num_computed_tokens
         full = slice(start // self.block_size, (start + num_tokens) // self.block_size)
         return self._keys.leading(sequence)[full]
@@ -100,12 +101,12 @@ class KVCacheManager:
         return [block for row in rows for block in row if block is not self.pool.null_block]
 
     def num_public_blocks(self, sequence: Sequence) -> list[int]:
-        """Per group, the blocks at the beginning that are a published base prompt's."""
+        """Returns, per group, the leading blocks that belong to a published base prompt."""
         self._keys.extend(sequence)
         return [self._keys.num_public(sequence, group) for group in range(len(self.groups))]
 
     def allocate_slots(self, sequence: Sequence, num_new_tokens: int) -> bool:
-        """Makes the next tokens' slots writable: new blocks, and a copy of a shared last one.
+        """Makes the next tokens' slots writable: allocates blocks, and copies a shared last one.
 
         Returns:
             False when there are too few free blocks; then only blocks behind the window have gone.
@@ -122,7 +123,7 @@ class KVCacheManager:
         return True
 
     def index_computed(self, sequence: Sequence) -> None:
-        """Offers the sequence's full computed blocks to the prefix cache."""
+        """Indexes the sequence's full computed blocks in the prefix cache."""
         self._keys.extend(sequence)
         table = self._tables[sequence.seq_id]
         full = sequence.num_computed_tokens // self.block_size
@@ -145,7 +146,7 @@ class KVCacheManager:
         self._used_tokens[child.seq_id] = self._used_tokens[parent.seq_id]
 
     def free(self, sequence: Sequence) -> None:
-        """Drops the sequence's table; a sequence without one is left alone."""
+        """Drops the sequence's table, if it has one."""
         self.tiers.forget(sequence.seq_id)
         table = self._tables.pop(sequence.seq_id, None)
         if table is None:
@@ -155,17 +156,17 @@ class KVCacheManager:
             self.pool.release(reversed(row), sequence.tenant, sequence.num_tokens)
 
     def block_ids(self, sequence: Sequence) -> NDArray[np.int32]:
-        """[groups, max blocks]; the null block where nothing is held."""
+        """Returns the block ids [groups, max blocks]; the null block where no block is held."""
         return self._tables[sequence.seq_id].ids
 
     def first_writable(self, sequence: Sequence) -> NDArray[np.int64]:
-        """[groups]; the positions from which on the sequence writes. Those before, computed or not,
-        hold the same already."""
+        """Returns the positions [groups] from which on the sequence writes. Slots before them,
+        computed or not, hold the same values already."""
         return self._tables[sequence.seq_id].first_writable
 
     def pin(self, prompt: PinnedPrompt) -> None:
-        """Keeps what requests can share of a computed base prompt: its end, and so much before it
-        as the windows show. The rest stays findable while nobody needs the memory."""
+        """Pins what requests can share of a computed base prompt: its end, and as much before it as
+        the windows show. The rest stays cached as long as the memory is not needed."""
         sequence = prompt.sequence
         whole = (prompt.num_tokens - 1) // self.block_size * self.block_size
         table = self._tables[sequence.seq_id]
@@ -177,15 +178,16 @@ class KVCacheManager:
         prompt.is_ready = True
 
     def take_copies(self) -> list[BlockCopy]:
-        """Copies to be made before this step writes; the caller makes them, once, in order."""
+        """Returns the copies to be made before this step writes; the caller makes them once, in
+        order."""
         copies, self._copies = self._copies, []
         return copies
 
     def slots(self) -> tuple[int, int]:
-        """(allocated, used) token slots over all groups; a shared block counts once.
+        """Returns (allocated, used) token slots over all groups; a shared block counts once.
 
-        A slot behind the window in a block that is still needed counts as used: it was. Only the
-        ends of tables are looked at, so it costs the same however long the sequences are.
+        A slot behind the window in a block that is still needed counts as used. Only the ends of
+        tables are visited, so the cost does not depend on the sequences' lengths.
         """
         allocated = (self.pool.num_blocks - self.pool.num_free) * self.block_size
         unused: dict[int, int] = {}
@@ -213,7 +215,7 @@ class KVCacheManager:
             table.check()
 
     def _table_on(self, cached: CachedPrefix, tenant: str) -> BlockTable:
-        """A table of the cached blocks, which have one holder more."""
+        """Returns a table of the cached blocks, each with one more holder."""
         table = BlockTable.empty(len(self.groups), self.max_blocks)
         table.num_skipped = self.layout.num_skipped(cached.num_tokens)
         for group, row in enumerate(cached.blocks):
@@ -227,7 +229,7 @@ class KVCacheManager:
         return table
 
     def _allocate(self, sequence: Sequence, num_new_tokens: int, shared: list[int]) -> None:
-        """Takes the blocks that the next tokens need, and copies those that are `shared`."""
+        """Allocates the blocks that the next tokens need, and copies those that are `shared`."""
         table, start = self._tables[sequence.seq_id], sequence.num_computed_tokens
         for group in shared if num_new_tokens else ():
             target = self.pool.allocate(sequence.tenant)
@@ -256,7 +258,7 @@ class KVCacheManager:
             table.num_skipped[group] = max(passed, table.num_skipped[group])
 
     def _fetch(self, sequence: Sequence, table: BlockTable, fetch: Fetch) -> None:
-        """Puts a new block where a lower tier has the content, which is in it before the step."""
+        """Adds a new block to which a lower tier's content is fetched before the step."""
         block = self.pool.allocate(sequence.tenant)
         group, key = fetch.block.key
         self.pool.index(block, group, key, fetch.block.token_ids)
@@ -264,7 +266,8 @@ class KVCacheManager:
         table.replace(fetch.group, fetch.index, block)
 
     def _shared_tail(self, table: BlockTable, start: int) -> list[int]:
-        """Groups that would write the next token into a block that others hold, too."""
+        """Returns the groups that would write the next token into a block that other tables hold
+        too."""
         index = start // self.block_size
         return [
             number

@@ -1,4 +1,4 @@
-"""Metering: what each account's blocks, evictions and waits add up to. Torch-free."""
+"""Metering: the sums of each account's blocks, evictions and waits. Torch-free."""
 
 import time
 from collections import Counter
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class EvictionCause(StrEnum):
-    """Why a cached block had to leave."""
+    """Why a cached block was evicted."""
 
     CAPACITY = "capacity"  # another block was needed, and none was blank
     CEILING = "ceiling"  # its own account was at its ceiling
@@ -18,8 +18,8 @@ class EvictionCause(StrEnum):
 class Integral:
     """The integral over time of a count that changes now and then, in O(1) per change.
 
-    It never falls, not by a rounding error either: whoever scrapes it takes any fall for a restart.
-    So the difference of two is no substitute for a third.
+    It never falls, not even by a rounding error: a scraper takes any fall for a restart. So the
+    difference of two integrals is no substitute for a third.
     """
 
     __slots__ = ("_area", "_since", "count")
@@ -45,7 +45,7 @@ class Meter:
         self.shared = Integral()  # the same, with more than one
         self.saved = Integral()  # blocks that its sequences use beyond those that it pays for
         self.cached = Integral()
-        self.num_used = 0  # entries in the block tables of its sequences, whoever pays
+        self.num_used = 0  # entries in its sequences' block tables, whichever account pays
         self.evictions: Counter[EvictionCause] = Counter()
         self.num_preemptions = 0
         self.offloaded_bytes = 0
@@ -55,7 +55,7 @@ class Meter:
 
     @property
     def num_held(self) -> int:
-        """Blocks in use that it pays for."""
+        """Returns the blocks in use that the account pays for."""
         return self.private.count + self.shared.count
 
     def update_saved(self, now: float) -> None:
@@ -71,7 +71,7 @@ class Metering:
         self._meters: dict[str, Meter] = {}
 
     def now(self) -> float:
-        """Seconds since the engine's start."""
+        """Returns the seconds since the engine's start."""
         return self._clock() - self._start
 
     def of(self, account: str) -> Meter:
@@ -81,7 +81,7 @@ class Metering:
         return meter
 
     def note_charge(self, payer: str, held: int, cached: int) -> None:
-        """So many blocks more, or fewer where negative, are charged to an account."""
+        """Charges so many more blocks to an account, or fewer where negative."""
         meter, now = self.of(payer), self.now()
         if held:
             meter.private.add(held, now)
@@ -90,13 +90,13 @@ class Metering:
             meter.cached.add(cached, now)
 
     def note_shared(self, payer: str, change: int) -> None:
-        """A block of the account has a second holder (1), or has one holder again (-1)."""
+        """Records that a block of the account gained a second holder (1), or lost it again (-1)."""
         meter, now = self.of(payer), self.now()
         meter.private.add(-change, now)
         meter.shared.add(change, now)
 
     def note_use(self, holder: str, change: int) -> None:
-        """A sequence of the account has taken (1) or given back (-1) a block."""
+        """Records that a sequence of the account took (1) or released (-1) a block."""
         meter = self.of(holder)
         meter.num_used += change
         meter.update_saved(self.now())
@@ -105,13 +105,14 @@ class Metering:
         self.of(account).evictions[cause] += 1
 
     def note_offload(self, account: str, bytes_out: int = 0, bytes_in: int = 0) -> None:
-        """Bytes of the account's blocks that left for host memory or disk, or came back."""
+        """Records bytes of the account's blocks that were offloaded to host memory or disk, or
+        fetched."""
         meter = self.of(account)
         meter.offloaded_bytes += bytes_out
         meter.fetched_bytes += bytes_in
 
     def note_wait(self, account: str, seconds: float) -> None:
-        """A sequence has waited so long to be admitted for the first time."""
+        """Records how long a sequence waited to be admitted for the first time."""
         meter = self.of(account)
         meter.queue_seconds += seconds
         meter.num_queued += 1

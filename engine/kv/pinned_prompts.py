@@ -1,4 +1,4 @@
-"""PinnedPrompts: prompts that an operator published, computed once and shared by all tenants."""
+"""PinnedPrompts: an operator's published prompts, computed once and shared by all tenants."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class PinnedPrompt:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its computing was given up."""
+        """Returns whether its computation was given up."""
         return self.sequence.is_finished and self.sequence.num_uncomputed_tokens > 0
 
     def is_beginning_of(self, token_ids: list[int]) -> bool:
@@ -39,10 +39,10 @@ class PinnedPrompt:
 
 
 class PinnedPrompts:
-    """What is published, by name and by content.
+    """The published prompts, by name and by content.
 
-    The keys of a prompt are known as soon as it is published, before its blocks are computed: who
-    needs them meanwhile finds them under the same keys, or computes them for all.
+    The keys of a prompt are known as soon as it is published, before its blocks are computed:
+    sequences that need them meanwhile find them under the same keys, or compute them for all.
     """
 
     def __init__(self, scope: BlockKeyScope, block_size: int) -> None:
@@ -53,7 +53,7 @@ class PinnedPrompts:
         self._by_key_before_end: dict[bytes | None, list[PinnedPrompt]] = defaultdict(list)
 
     def __contains__(self, key: object) -> bool:
-        """Whether a key is that of a block of a published prompt."""
+        """Returns whether a key belongs to a block of a published prompt."""
         return key in self._keys
 
     def __iter__(self) -> Iterator[PinnedPrompt]:
@@ -66,7 +66,7 @@ class PinnedPrompts:
         return self._prompts.get(ref)
 
     def add(self, ref: BasePromptRef, sequence: Sequence) -> PinnedPrompt:
-        """Publishes what `sequence` is going to compute; the name must be free."""
+        """Publishes the prompt that `sequence` will compute; the name must be free."""
         prompt = PinnedPrompt(ref, sequence, self._keys_of(sequence.token_ids))
         self._prompts[ref] = prompt
         self._keys.update(prompt.keys)
@@ -82,14 +82,15 @@ class PinnedPrompts:
             del self._by_key_before_end[key]
 
     def beginning_of(self, token_ids: list[int]) -> PinnedPrompt | None:
-        """The longest prompt that the tokens begin with and that takes requests."""
+        """Returns the longest prompt that the tokens begin with and that accepts requests."""
         begun = [
             prompt for prompt in self if not prompt.is_retired and prompt.is_beginning_of(token_ids)
         ]
         return max(begun, key=lambda prompt: prompt.num_tokens, default=None)
 
     def ending_behind(self, key: bytes | None) -> list[PinnedPrompt]:
-        """Computed prompts whose last block is behind the one of this key; None: behind none."""
+        """Returns the computed prompts whose last block follows the block of this key; None: no
+        block precedes it."""
         return [prompt for prompt in self._by_key_before_end.get(key, ()) if prompt.end]
 
     def _keys_of(self, token_ids: list[int]) -> list[bytes]:

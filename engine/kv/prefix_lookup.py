@@ -1,4 +1,4 @@
-"""PrefixLookup: how much of a sequence is in the KV pool already."""
+"""PrefixLookup: how much of a sequence the KV pool has already."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LowerFind = Callable[[BlockKey, tuple[int, ...]], TierBlock | None]
 
 @dataclass(frozen=True)
 class Fetch:
-    """A block of a prefix that a lower tier has, and its place."""
+    """A block of a prefix in a lower tier, and its place in the table."""
 
     group: int
     index: int
@@ -26,7 +26,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class CachedPrefix:
-    """Blocks that already hold the beginning of a sequence; nobody's until they are allocated.
+    """Blocks that already hold the prefix of a sequence; no table holds them until the commit.
 
     A group may have blocks beyond `num_tokens`: the tokens in them are computed again, because
     another group lacks them, but need no second place in this group.
@@ -39,7 +39,8 @@ class CachedPrefix:
 
     @property
     def awaited(self) -> list[TierBlock]:
-        """Blocks that are not in host memory yet: it cannot be allocated before they are."""
+        """Returns the blocks that are not in host memory yet; the prefix cannot be allocated before
+        they are."""
         return [
             fetch.block
             for fetch in self.fetches
@@ -48,8 +49,8 @@ class CachedPrefix:
 
 
 class PrefixLookup:
-    """Finds blocks by the keys of a sequence, and the end of a base prompt without one: a half-full
-    block has no key, and a whole one is not `num_cacheable` where nothing follows it."""
+    """Finds blocks by the keys of a sequence, and the end of a base prompt without a key: a
+    half-full block has none, and a whole one is not `num_cacheable` where no token follows it."""
 
     def __init__(
         self,
@@ -66,9 +67,9 @@ class PrefixLookup:
         self._prompts = prompts
 
     def find(self, sequence: Sequence, lower: LowerFind) -> CachedPrefix:
-        """The longest cached beginning of a sequence: whole blocks and the end of a base prompt,
-        but never its last token, whose logits are needed. `lower` is asked for what the device
-        lacks."""
+        """Returns the longest cached prefix of a sequence: whole blocks and the end of a base
+        prompt, but never its last token, whose logits are needed. `lower` is asked for blocks that
+        the device lacks."""
         self._keys.extend(sequence)
         limit = self.num_cacheable(sequence)
         looks = [
@@ -86,13 +87,13 @@ class PrefixLookup:
         return CachedPrefix(num_tokens, rows, prompt.end, fetches)
 
     def num_cacheable(self, sequence: Sequence) -> int:
-        """Whole blocks that may come from the cache: the last token is always computed."""
+        """Returns how many whole blocks may be cached ones: the last token is always computed."""
         if sequence.owes_prompt_logprobs:
             return 0
         return (sequence.num_tokens - 1) // self._block_size
 
     def _look(self, sequence: Sequence, group: int, end: int, lower: LowerFind) -> Look:
-        """Finds a group's block at an index below the end; each is looked up once at most."""
+        """Looks up a group's block at an index below the end, each at most once."""
         keys = self._keys.of(sequence, group)
 
         @cache
@@ -106,7 +107,7 @@ class PrefixLookup:
         return look
 
     def _agree(self, looks: list[Look], limit: int) -> int:
-        """The largest number of blocks behind which every group can go on."""
+        """Returns the largest number of blocks behind which every group can continue."""
         agreed = limit
         while True:
             num_blocks = agreed
@@ -118,8 +119,8 @@ class PrefixLookup:
     def _rows(
         self, looks: list[Look], num_tokens: int, limit: int
     ) -> tuple[list[list[KVCacheBlock]], tuple[Fetch, ...]]:
-        """Of each group what its window still shows at `num_tokens`, and what follows on the device
-        without a gap, up to `limit` blocks."""
+        """Returns, for each group, the blocks that its window shows at `num_tokens`, and those that
+        follow on the device without a gap, up to `limit` blocks."""
         rows: list[list[KVCacheBlock]] = []
         fetches: list[Fetch] = []
         needed = num_tokens // self._block_size
@@ -139,7 +140,8 @@ class PrefixLookup:
         return rows, tuple(fetches)
 
     def _prompt_ending_in(self, sequence: Sequence, num_blocks: int) -> PinnedPrompt | None:
-        """The longest base prompt that begins the sequence and whose end is block `num_blocks`."""
+        """Returns the longest base prompt that begins the sequence and whose end is block
+        `num_blocks`."""
         keys = sequence.block_keys
         if keys.num_public < num_blocks:
             return None

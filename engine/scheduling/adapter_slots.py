@@ -1,4 +1,4 @@
-"""AdapterSlots: which waiting sequence may take an adapter slot, so that none waits for ever."""
+"""AdapterSlots: admits waiting sequences to adapter slots without letting any of them starve."""
 
 import time
 from collections import Counter
@@ -14,23 +14,27 @@ class SlotProvider(Protocol):
     """The part of the LoRA manager that hands out device slots."""
 
     def prepare(self, ref: AdapterRef) -> bool:
-        """Starts loading if need be, without waiting; whether the weights are in host memory."""
+        """Starts loading the adapter where needed, without waiting; returns whether its weights are
+        in host memory."""
 
     def bytes_to_load(self, ref: AdapterRef) -> int:
-        """Bytes that `acquire` would place on the device now; 0 where they are there."""
+        """Returns the bytes that `acquire` would place on the device now; 0 where they are there
+        already."""
 
     def acquire(self, ref: AdapterRef) -> int | None:
-        """A slot that holds the adapter until `release`, or None while there is none."""
+        """Returns a slot that holds the adapter until `release`, or None while no slot is
+        available."""
 
     def release(self, ref: AdapterRef) -> None: ...
 
     def take_loads(self) -> list[AdapterLoad]:
-        """What has come into slots or left them since the last call; the step does it first."""
+        """Returns the changes to the slots since the last call; the step applies them first."""
 
 
 @dataclass(frozen=True)
 class _Drain:
-    """Contents' digests: those `leaving` take no new sequences until `waiting` has a slot."""
+    """Content digests being drained: those `leaving` take no new sequences until `waiting` has a
+    slot."""
 
     waiting: str
     leaving: frozenset[str]
@@ -39,11 +43,11 @@ class _Drain:
 class AdapterSlots:
     """Takes and returns slots for sequences, with a starvation guard.
 
-    Adapters in slots are served first, since that costs nothing. But once a loaded adapter has
-    waited `max_wait` seconds for a slot, the resident adapter with the fewest running sequences
-    takes no new ones until its slot is free, and what is freed goes to nobody else. Where that does
-    not free memory enough, the next one is drained. So a wait ends after `max_wait` and the longest
-    running sequence of each adapter that must leave.
+    Adapters that are resident are served first, since that costs nothing. But once a loaded adapter
+    has waited `max_wait` seconds for a slot, the resident adapter with the fewest running sequences
+    admits no new ones until its slot is free, and the freed slot goes to the waiting adapter alone.
+    Where that does not free enough memory, the next adapter is drained. A wait therefore ends after
+    `max_wait` plus the longest running sequence of each adapter that has to leave.
     """
 
     def __init__(
@@ -52,16 +56,17 @@ class AdapterSlots:
         self._slots = slots
         self._max_wait = max_wait
         self._clock = clock
-        # Contents, not names: one content sits in one slot, whoever uses it.
+        # Contents, not names: one content has one slot, whichever sequences use it.
         self._waiting_since: dict[str, float] = {}
         self._draining: _Drain | None = None
 
     def bytes_to_load(self, sequence: Sequence) -> int:
-        """Bytes of the sequence's adapter that `open` would have to place on the device."""
+        """Returns the bytes of the sequence's adapter that `open` would have to place on the
+        device."""
         return 0 if sequence.adapter is None else self._slots.bytes_to_load(sequence.adapter)
 
     def open(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Gives the sequence its slot if it can have one now; the base model needs none."""
+        """Gives the sequence its slot if one is available now; the base model needs none."""
         ref = sequence.adapter
         if ref is None:
             return True
@@ -80,7 +85,8 @@ class AdapterSlots:
         return True
 
     def take_loads(self) -> tuple[AdapterLoad, ...]:
-        """What the next step must place before it computes; the caller sees to it, once."""
+        """Returns what the next step must place before it computes; the caller applies it exactly
+        once."""
         return tuple(self._slots.take_loads())
 
     def retain_slot(self, parent: Sequence, child: Sequence) -> None:
@@ -95,14 +101,15 @@ class AdapterSlots:
             sequence.adapter_slot = -1
 
     def forget_absent(self, wanted: Iterable[AdapterRef]) -> None:
-        """Ends the waits of adapters other than those that sequences still wait for."""
+        """Ends the waits of all adapters that no waiting sequence uses any more."""
         digests = {adapter.digest for adapter in wanted}
         self._waiting_since = {d: t for d, t in self._waiting_since.items() if d in digests}
         if self._draining is not None and self._draining.waiting not in digests:
             self._draining = None
 
     def _is_barred(self, digest: str, drain: _Drain, running: Iterable[Sequence]) -> bool:
-        """Whether a drain keeps out an adapter: one that is to leave, or one that is not in use."""
+        """Returns whether a drain bars an adapter: one that has to leave, or one that is not in
+        use."""
         if digest == drain.waiting:
             return False
         return digest in drain.leaving or digest not in _users(running)
@@ -119,5 +126,5 @@ class AdapterSlots:
 
 
 def _users(running: Iterable[Sequence]) -> Counter[str]:
-    """How many sequences run on each content."""
+    """Counts the running sequences of each content."""
     return Counter(s.adapter.digest for s in running if s.adapter is not None)

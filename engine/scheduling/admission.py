@@ -1,4 +1,4 @@
-"""Admission: whether a waiting sequence's blocks fit beside what running ones were promised."""
+"""Admission: decides whether a waiting sequence's blocks fit beside those promised to others."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,30 +12,31 @@ from loraplex.engine.sequence import Sequence
 
 
 class Verdict(Enum):
-    """What became of a waiting sequence's turn."""
+    """The outcome of trying to admit a waiting sequence."""
 
     ADMITTED = auto()
     NO_ADAPTER = auto()  # it is on its way, or there is no slot for it
     NOT_READY = auto()  # the beginning of its input is on its way
     OVER_CEILING = auto()  # its tenant holds all the blocks that it may
-    NO_ROOM = auto()  # for anybody, except within a floor
-    NO_ROWS = auto()  # for anybody
+    NO_ROOM = auto()  # for any sequence, except within a floor
+    NO_ROWS = auto()  # for any sequence
 
 
 class StepAdmission:
-    """Who may still begin in one step, after what became of those before.
+    """Tracks which sequences may still be admitted in one step, given the verdicts so far.
 
-    A sequence that finds no room is not overtaken by later, smaller ones, or it would wait for
-    ever; but floors are not kept free for it, so other tenants may still use theirs. A tenant at
-    its ceiling keeps nobody but itself waiting, and an adapter those who wait for it. Who waits for
-    cached blocks is passed by others, but not by so many looks that they cost more than the step.
+    A sequence without room is not overtaken by later, smaller ones, or it would starve; but floors
+    are not kept free for it, so other tenants may still use theirs. A tenant at its ceiling blocks
+    only its own sequences, and a missing adapter only those that wait for it. A sequence that waits
+    for cached blocks is passed over by others, up to a number of lookups that cost less than the
+    step.
     """
 
     def __init__(
         self, budgets: Budgets, waiting: WaitingQueue, max_num_seqs: int, *, within_floor: bool
     ) -> None:
         self.within_floor = within_floor
-        self.impossible: list[Sequence] = []  # that wait for nobody
+        self.impossible: list[Sequence] = []  # that no other sequence's end would let run
         self._waiting = waiting
         self._max_passed_over = max_num_seqs  # sequences of a queue that may be passed by
         self._has_rows = True
@@ -45,7 +46,8 @@ class StepAdmission:
         self._num_not_ready: Counter[QueueKey] = Counter()
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether it, and so perhaps the next in its queue, can still begin in this step."""
+        """Returns whether the sequence, and so perhaps the next in its queue, can still be admitted
+        in this step."""
         queue = queue_key(sequence)
         return (
             self._has_rows
@@ -56,7 +58,7 @@ class StepAdmission:
         )
 
     def contending(self) -> set[str]:
-        """The tenants of those who wait for memory and turns, and for nothing else."""
+        """Returns the tenants whose sequences wait for memory or tokens and for nothing else."""
         able = {
             queue[0]
             for queue, sequences in self._waiting.queues.items()
@@ -88,7 +90,8 @@ class Admission:
     def judge(
         self, plan: AdmissionPlan, promised: Mapping[str, int], *, within_floor: bool
     ) -> Verdict:
-        """Whether a sequence can begin now; if so, its blocks are there until it is at its peak.
+        """Returns whether a sequence can start now; if so, the pool has its blocks until it is at
+        its peak.
 
         Args:
             promised: blocks that running sequences have not got yet, by account.
@@ -104,7 +107,7 @@ class Admission:
         return Verdict.ADMITTED if self._budgets.keeps_floors(demand) else Verdict.NO_ROOM
 
     def refusal(self, sequence: Sequence) -> str | None:
-        """Why the sequence can never run, whoever ends before; None where it can."""
+        """Returns why the sequence can never run, whichever others end first; None where it can."""
         needed = self._own_blocks(sequence, sequence.num_tokens + 1)
         limit = self._budgets.limit(sequence.tenant)
         if needed <= limit:
@@ -115,7 +118,8 @@ class Admission:
         )
 
     def longest(self, sequence: Sequence) -> int:
-        """The most tokens, up to its `max_len`, whose blocks the sequence's tenant can have."""
+        """Returns the most tokens, up to its `max_len`, for which the sequence's tenant can have
+        blocks."""
         limit = self._budgets.limit(sequence.tenant)
         low, high = sequence.num_tokens, sequence.max_len
         if self._own_blocks(sequence, high) <= limit:
@@ -129,7 +133,7 @@ class Admission:
         return low
 
     def _own_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that its tenant pays for when it is so long: all but what is public."""
+        """Returns the blocks that its tenant pays for at that length: all but the public ones."""
         layout, size = self._kv.layout, self._kv.block_size
         public = self._kv.num_public_blocks(sequence)
         return sum(

@@ -1,4 +1,4 @@
-"""CallTurns: when the prompts of one API call have their turns beside other calls."""
+"""CallTurns: orders the prompts of one API call among other calls."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,9 +11,10 @@ Scope = Callable[[str], str]  # the tenants whose calls take turns with each oth
 class CallTurns:
     """Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) between calls.
 
-    A call that comes now has the turn of whoever began last. The next prompt of the same call comes
-    as many turns later as the one before has rows. So calls of one prompt each go in the order in
-    which they arrived, and a call of many prompts or choices lets those that come meanwhile pass.
+    A new call gets the turn of the sequence that was admitted last. Each further prompt of the same
+    call gets a turn that is later by the rows of the prompt before it. Calls of one prompt are
+    therefore served in order of arrival, and a call of many prompts or choices lets calls that
+    arrive meanwhile pass.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -23,7 +24,7 @@ class CallTurns:
         self._num_waiting: Counter[tuple[str, str]] = Counter()
 
     def turn_for(self, sequence: Sequence) -> int:
-        """The turn of a sequence that has just arrived."""
+        """Returns the turn of a sequence that has just arrived."""
         now = self._now.get(self._scope(sequence.tenant), 0)
         key = self._key(sequence)
         if key is None:
@@ -38,7 +39,7 @@ class CallTurns:
             self._num_waiting[key] += 1
 
     def note_gone(self, sequence: Sequence) -> None:
-        """The sequence waits no more, whatever became of it."""
+        """Records that the sequence no longer waits, for whatever reason."""
         key = self._key(sequence)
         if key is None:
             return
@@ -52,7 +53,7 @@ class CallTurns:
         self._now[scope] = max(self._now.get(scope, 0), sequence.turn)
 
     def _key(self, sequence: Sequence) -> tuple[str, str] | None:
-        """None for a sequence that is a call of its own."""
+        """Returns None for a sequence that is a call of its own."""
         if sequence.call is None:
             return None
         return self._scope(sequence.tenant), sequence.call

@@ -1,4 +1,4 @@
-"""FairPolicy: tenants take turns by what they have been served."""
+"""FairPolicy: orders tenants by the service that they have received."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -12,13 +12,13 @@ from loraplex.engine.sequence import Sequence
 class FairPolicy(SchedulingPolicy):
     """Weighted virtual token counters (VTC; Sheng et al., OSDI 2024, arXiv 2401.00588).
 
-    The next turn is the contending tenant's with the lowest counter. Inside a tenant, and so among
-    all where there is only one, the order is that of FCFS. A tenant that contends again after it
-    did not is lifted to the lowest counter of those who did, so nobody saves up turns. The unit is
-    the tenant: keys and adapters are no way to a larger share.
+    The contending tenant with the lowest counter has the next turn. Within a tenant, and so for a
+    single tenant, the order is that of FCFS. A tenant that contends again after a pause is lifted
+    to the lowest counter of the tenants that kept contending, so turns cannot be saved up. The unit
+    is the tenant: more keys or adapters do not give a larger share.
 
     Args:
-        exempt: a tenant who is always first and whose service counts for nothing, if any.
+        exempt: a tenant that is always first and is not charged, if any.
     """
 
     def __init__(self, exempt: str | None = None) -> None:
@@ -28,7 +28,7 @@ class FairPolicy(SchedulingPolicy):
         self._last: str | None = None  # whose turn it was last
 
     def scope(self, tenant: str) -> str:
-        """Each tenant by itself: between tenants the counters decide."""
+        """Returns the tenant itself: between tenants the counters decide."""
         return tenant
 
     def turns(
@@ -56,7 +56,7 @@ class FairPolicy(SchedulingPolicy):
         while heap:
             *_, queue = heappop(heap)
             sequence = queue.head()
-            if sequence is None:  # nobody of this tenant may begin any more
+            if sequence is None:  # no other sequence of this tenant can be admitted
                 continue
             if sequence.tenant != self._exempt:
                 self._last = sequence.tenant
@@ -66,7 +66,8 @@ class FairPolicy(SchedulingPolicy):
                 heappush(heap, self._entry(head, queue))
 
     def _entry(self, head: Sequence, queue: TurnQueue) -> tuple[float, bool, int, TurnQueue]:
-        """By counter; among equals who has just come goes first, then whose sequence came first."""
+        """Orders by counter; among equals, tenants that have just arrived come first, then earlier
+        sequences."""
         is_known = head.tenant in self._contending
         return self._counter(head.tenant), is_known, head.arrival, queue
 

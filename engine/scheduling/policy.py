@@ -1,4 +1,4 @@
-"""Scheduling policies: whose turn it is."""
+"""Scheduling policies: the order in which sequences get a step's tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -9,14 +9,14 @@ from loraplex.engine.sequence import Sequence
 
 
 class SchedulingPolicy(ABC):
-    """Orders sequences. It holds no blocks and no slots, so that a new one is a new class only."""
+    """Orders sequences. It holds no blocks and no slots, so a new policy is only a new class."""
 
     def __init__(self) -> None:
         self.ledger = ServiceLedger()
 
     @abstractmethod
     def scope(self, tenant: str) -> str:
-        """Names the tenants alike whose calls take turns with each other."""
+        """Returns one name for all tenants whose calls take turns with each other."""
 
     @abstractmethod
     def turns(
@@ -25,11 +25,11 @@ class SchedulingPolicy(ABC):
         waiting: WaitingQueue,
         may_begin: Callable[[Sequence], bool],
     ) -> Iterator[Sequence]:
-        """Whose turn it is, one after the other. A step asks once; what is charged to the one whose
-        turn it was counts for the next.
+        """Yields sequences in the order of their turns. A step iterates once; what is charged to
+        the sequence just yielded counts for the next.
 
         Args:
-            unfinished: running ones whose input is not computed yet. They go on before another of
+            unfinished: running ones whose input is not computed yet. They go before another of
                 their tenant begins.
             may_begin: whether a waiting one can still have a turn in this step; where it cannot,
                 none behind it in its queue can.
@@ -37,15 +37,15 @@ class SchedulingPolicy(ABC):
 
     @abstractmethod
     def end_step(self, contending: set[str]) -> None:
-        """Takes in which tenants could have used more of the step's tokens than there were."""
+        """Records which tenants could have used more tokens than the step had."""
 
 
 class FCFSPolicy(SchedulingPolicy):
-    """One order for all, whoever asks: by priority (lower first), then first come, first served;
-    but the prompts of one call let calls that come later pass."""
+    """One order for all tenants: by priority (lower first), then first come, first served; but the
+    prompts of one call let later calls pass."""
 
     def scope(self, tenant: str) -> str:
-        """All tenants are one."""
+        """Treats all tenants as one."""
         return ""
 
     def turns(
@@ -60,4 +60,4 @@ class FCFSPolicy(SchedulingPolicy):
             queue.advance(sequence)
 
     def end_step(self, contending: set[str]) -> None:
-        """An order by arrival has nothing to remember."""
+        """Records nothing: an order by arrival depends on no history."""

@@ -1,4 +1,4 @@
-"""Who gives way when blocks are short."""
+"""Preemption: chooses the sequence that loses its blocks when blocks run short."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,12 @@ from loraplex.engine.sequence import Sequence
 
 
 def choose_victim(sequence: Sequence, others: Iterable[Sequence], budgets: Budgets) -> Sequence:
-    """The sequence to be preempted so that `sequence` can have a block; it may be itself.
+    """Returns the sequence to preempt so that `sequence` can have a block; it may be itself.
 
-    At its tenant's ceiling that is one of its own tenant, since nobody else's block would help.
-    Else it is one of the tenant that holds most above its floor; a tenant within its floor gives
-    nothing. Within a tenant it is the last in order of the sequences preempted least often.
-    A base prompt that is being computed lies within the operator's floor.
+    At its tenant's ceiling the victim is one of its own tenant, since no other block would help.
+    Otherwise it belongs to the tenant that holds most above its floor; a tenant within its floor
+    loses nothing. Within a tenant it is the last in order of the sequences preempted least often. A
+    base prompt that is being computed lies within the operator's floor.
     """
     candidates = [sequence, *others]
     if not budgets.keeps_ceiling(sequence.tenant, 1):
@@ -24,7 +24,7 @@ def choose_victim(sequence: Sequence, others: Iterable[Sequence], budgets: Budge
 
 
 def choose_borrower(candidates: Iterable[Sequence], budgets: Budgets) -> Sequence | None:
-    """One of the tenant that holds most above its floor; None where no tenant does."""
+    """Returns a sequence of the tenant that holds most above its floor, or None."""
     borrowers = [s for s in candidates if budgets.over_floor(s.tenant) > 0]
     if not borrowers:
         return None

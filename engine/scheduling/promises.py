@@ -1,4 +1,4 @@
-"""Promises: blocks that running sequences were admitted for, and have not got yet."""
+"""Promises: blocks that running sequences were admitted for and do not have yet."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -7,8 +7,8 @@ from loraplex.engine.sequence import Sequence
 
 
 class Promises:
-    """Adds up within one step what is promised; counts a sequence anew only where its blocks have
-    changed since."""
+    """Sums the promised blocks within one step; recounts a sequence only where its blocks have
+    changed."""
 
     def __init__(self, running: Collection[Sequence], count: Callable[[Sequence], int]) -> None:
         """
@@ -21,7 +21,7 @@ class Promises:
         self._known: dict[Sequence, int] = {}
 
     def by_account(self) -> Counter[str]:
-        """Blocks by the account that is going to pay for them."""
+        """Returns the blocks by the account that will pay for them."""
         total: Counter[str] = Counter()
         for sequence in self._running:
             if sequence not in self._known:
@@ -30,5 +30,5 @@ class Promises:
         return total
 
     def note_allocated(self, sequence: Sequence) -> None:
-        """The sequence has got some of its blocks."""
+        """Records that the sequence has been given some of its blocks."""
         self._known.pop(sequence, None)

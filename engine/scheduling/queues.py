@@ -1,4 +1,4 @@
-"""WaitingQueue: the sequences that wait. TurnQueue: who of the contenders for a step comes next."""
+"""WaitingQueue: the waiting sequences. TurnQueue: the contenders for a step, in order."""
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
@@ -10,16 +10,18 @@ from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.scheduling.call_turns import CallTurns, Scope
 from loraplex.engine.sequence import Sequence
 
-QueueKey = tuple[str, AdapterRef | None]  # the tenant and the adapter of all who stand in it
+QueueKey = tuple[str, AdapterRef | None]  # the tenant and the adapter of all its sequences
 
 
 class WaitingQueue:
-    """Each queue is in order. What keeps the first of a queue from its turn mostly keeps all
-    behind it, so that a step need only look at the heads, however many wait. To come and to go
-    costs O(log n)."""
+    """Waiting sequences in one ordered queue per tenant and adapter.
+
+    What blocks the head of a queue usually blocks all sequences behind it, so a step looks only at
+    the heads, however many wait. Adding and removing cost O(log n).
+    """
 
     def __init__(self, scope: Scope = lambda tenant: tenant) -> None:
-        """`scope`: who of the tenants take turns as if they were one."""
+        """`scope`: maps tenants that share one order of turns to the same name."""
         self._queues: dict[QueueKey, list[Sequence]] = {}
         self._turns = CallTurns(scope)
         self._num_waiting: Counter[str] = Counter()
@@ -32,7 +34,7 @@ class WaitingQueue:
 
     @property
     def queues(self) -> Mapping[QueueKey, list[Sequence]]:
-        """None is empty. For looking only; they change as sequences come and go."""
+        """Returns a live, read-only view of the queues; none is empty."""
         return self._queues
 
     @property
@@ -44,28 +46,28 @@ class WaitingQueue:
         return {adapter for _, adapter in self._queues if adapter is not None}
 
     def num_of(self, tenant: str) -> int:
-        """How many of a tenant's wait."""
+        """Returns the number of waiting sequences of a tenant."""
         return self._num_waiting[tenant]
 
     def enter(self, sequence: Sequence) -> None:
-        """Adds one that has just arrived."""
+        """Adds a sequence that has just arrived."""
         sequence.turn = self._turns.turn_for(sequence)
         self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """Adds one that has a turn already."""
+        """Adds a sequence that has a turn already."""
         queue = self._queues.setdefault(queue_key(sequence), [])
         insort(queue, sequence, key=_order)
         self._num_waiting[sequence.tenant] += 1
         self._turns.note_waits(sequence)
 
     def begin(self, sequence: Sequence) -> None:
-        """Removes one whose turn it is; who arrives later comes behind it."""
+        """Removes a sequence that is admitted; later arrivals are ordered behind it."""
         self.remove(sequence)
         self._turns.note_begins(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Raises ValueError where it does not wait."""
+        """Removes a sequence. Raises ValueError where it is not waiting."""
         queue = self._queues.get(queue_key(sequence), [])
         first = bisect_left(
             queue, sequence.order, key=_order
@@ -88,7 +90,7 @@ def _order(sequence: Sequence) -> tuple[int, int, int]:
 
 
 class TurnQueue:
-    """Running sequences first, then waiting ones, each in order; a turn costs O(log queues)."""
+    """Yields running sequences first, then waiting ones, in order; a turn costs O(log queues)."""
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class TurnQueue:
         """
         Args:
             running: that have more input to compute.
-            queues: of the waiting ones, none empty; who takes its turn leaves them meanwhile.
+            queues: of waiting sequences, none empty; an admitted sequence leaves its queue.
             may_begin: asked of the head of a queue. Where it may not, the whole queue has gone.
         """
         self._running = deque(sorted(running, key=lambda sequence: sequence.order))
@@ -110,7 +112,7 @@ class TurnQueue:
         self._may_begin = may_begin
 
     def head(self) -> Sequence | None:
-        """Whose turn it is; None where nobody is left."""
+        """Returns the sequence whose turn it is; None where none is left."""
         if self._running:
             return self._running[0]
         while self._heads:
@@ -121,7 +123,7 @@ class TurnQueue:
         return None
 
     def advance(self, sequence: Sequence) -> None:
-        """The head has had its turn, whatever came of it."""
+        """Ends the head's turn, whatever its outcome."""
         if self._running:
             self._running.popleft()
             return

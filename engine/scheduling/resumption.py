@@ -1,4 +1,4 @@
-"""Sequences that another engine had begun go on as if they had been preempted here."""
+"""Resumption: continues sequences begun by another engine as if they had been preempted here."""
 
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import FailureCode, Resume
@@ -9,8 +9,9 @@ from loraplex.engine.sequence import Sequence
 def resume(
     sequence: Sequence, progress: Resume, stops: StopChecker, vocab_size: int
 ) -> list[Sequence]:
-    """Appends the tokens that are known, one by one and as if they had just been sampled, so that
-    the detokenizer and the search for stop strings stand where they stood.
+    """Appends the known tokens one by one, as if they had just been sampled, so that the
+    detokenizer and the search for stop strings are in the state in which the other engine left
+    them.
 
     Args:
         sequence: with the prompt alone; it is changed, and used up.

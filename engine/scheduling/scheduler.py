@@ -1,4 +1,4 @@
-"""Scheduler: what runs in this step, and what its result means for each sequence."""
+"""Scheduler: chooses what runs in a step, and applies the step's result to each sequence."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ from loraplex.engine.step import Logprobs, SampledToken, StepInput, StepOutput
 
 
 class Drafter(Protocol):
-    """Guesses what sequences will say next, so that one step can check several tokens."""
+    """Guesses the next tokens of sequences, so that one step can verify several tokens."""
 
     def propose(self, sequence: Sequence) -> tuple[int, ...]:
-        """Token ids that may follow the sequence's last one; wrong ones cost time only."""
+        """Returns token ids that may follow the sequence's last one; wrong ones only cost time."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class SchedulerLimits:
 class Scheduler:
     """Continuous batching without phases.
 
-    Each sequence has computed tokens and tokens in all. A step hands out tokens so that the first
-    number catches up with the second: one to each running sequence, and what is left by turns to
-    those that have more to compute and to waiting ones. Chunked prefill, prefix hits, forks and the
-    return from preemption all follow from that.
+    Each sequence has a number of computed tokens and a number of tokens in all. A step hands out
+    tokens so that the first number catches up with the second: one to each running sequence, and
+    the rest by turns to sequences with more input to compute and to waiting ones. Chunked prefill,
+    prefix hits, forks and the return from preemption all follow from that.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Scheduler:
         stops: StopChecker,
         drafter: Drafter | None = None,
     ) -> None:
-        """`drafter`: None: one token of a sequence comes out of a step."""
+        """`drafter`: proposes drafts; None: a step yields one token per sequence."""
         self.kv = kv
         self.adapter_slots = adapter_slots
         self.policy = policy
@@ -96,7 +96,7 @@ class Scheduler:
         return self.waiting.adapters | {s.adapter for s in self.running if s.adapter is not None}
 
     def num_open(self, tenant: str) -> int:
-        """How many sequences of a tenant's wait or run."""
+        """Returns the number of a tenant's sequences that wait or run."""
         return self.waiting.num_of(tenant) + sum(s.tenant == tenant for s in self.running)
 
     def add(self, sequence: Sequence) -> None:
@@ -125,7 +125,8 @@ class Scheduler:
         )
 
     def update(self, output: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
-        """Takes a step's result in: appends tokens, forks, checks stops, frees the finished.
+        """Applies a step's result: appends tokens, forks, checks stops, releases finished
+        sequences.
 
         Sequences that failed in the step are left as they were; `abort` ends them.
         """
@@ -146,15 +147,15 @@ class Scheduler:
         return updates
 
     def abort(self, request_id: str) -> None:
-        """Ends all sequences of a request at once; nothing of them stays behind. It costs the same
-        however many others wait."""
+        """Ends all sequences of a request at once and releases everything they hold. The cost does
+        not depend on the number of other waiting sequences."""
         for sequence in list(self._by_request.get(request_id, ())):
             self._end(sequence)
             sequence.status = SequenceStatus.FINISHED
 
     def _claw_back(self) -> int:
-        """Makes floors whole again that were raised above what others left, once a tenant with
-        such a floor has work; returns how many had to give way for that."""
+        """Preempts until floors that were raised above what others left are whole again, once a
+        tenant with such a floor has work; returns the number of preempted sequences."""
         budgets = self.kv.pool.budgets
         num_preempted = 0
         while budgets.is_overdrawn and any(
@@ -169,9 +170,11 @@ class Scheduler:
         return num_preempted
 
     def _keep_running(self, plan: StepPlan) -> int:
-        """Gives each running sequence one token; returns how many had to give way for that.
+        """Gives each running sequence one token; returns how many sequences were preempted for
+        that.
 
-        Who gave way before comes first, so that the room that it came back for stays its own.
+        Sequences preempted before come first, so that they keep the room for which they were
+        admitted again.
         """
         queue = sorted(self.running, key=lambda s: (-s.num_preemptions, s.order))
         budgets = self.kv.pool.budgets
@@ -190,7 +193,8 @@ class Scheduler:
         return num_preempted
 
     def _hand_out(self, plan: StepPlan, admission: StepAdmission) -> None:
-        """Gives the step's other tokens to running inputs and to waiting sequences, by turns."""
+        """Hands out the step's remaining tokens by turns, to unfinished inputs and to waiting
+        sequences."""
         turns = self.policy.turns(plan.unfinished, self.waiting, admission.admits)
         promises = Promises(self.running, self.kv.promised)
         while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
@@ -199,14 +203,14 @@ class Scheduler:
                 promises.note_allocated(sequence)
                 continue
             verdict = self._begin(plan, sequence, promises, within_floor=admission.within_floor)
-            if self._waits_for_nobody(sequence, verdict, admission):
+            if self._can_never_run(sequence, verdict, admission):
                 admission.impossible.append(sequence)
             admission.note(sequence, verdict)
         self.policy.end_step(admission.contending() | {s.tenant for s in plan.unfinished})
         self.adapter_slots.forget_absent(self.waiting.adapters)
 
     def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
-        """Computes more of a running sequence's input, where its blocks are there."""
+        """Computes more of a running sequence's input where its blocks can be allocated."""
         num_tokens = plan.offer(sequence)
         if num_tokens > plan.granted[sequence] and self.kv.allocate_slots(sequence, num_tokens):
             keys = self.kv.completed_keys(sequence, num_tokens)
@@ -215,7 +219,7 @@ class Scheduler:
     def _begin(
         self, plan: StepPlan, sequence: Sequence, promises: Promises, *, within_floor: bool
     ) -> Verdict:
-        """Lets a waiting sequence run, if there are rows, its adapter and its blocks."""
+        """Admits a waiting sequence if rows, its adapter and its blocks are available."""
         if plan.num_rows < sequence.num_rows:
             return Verdict.NO_ROWS
         if self.kv.tiers.is_awaiting(sequence.seq_id):
@@ -237,7 +241,7 @@ class Scheduler:
         return verdict
 
     def _admit(self, plan: StepPlan, admission: AdmissionPlan) -> None:
-        """Lets a sequence run that was judged to have room."""
+        """Moves a sequence that was judged to have room to the running ones."""
         sequence = admission.sequence
         num_tokens = min(plan.offer(sequence), admission.num_uncomputed_tokens)
         keys = self.kv.commit(admission, num_tokens)
@@ -255,18 +259,19 @@ class Scheduler:
     def _grant(
         self, plan: StepPlan, sequence: Sequence, num_tokens: int, full: list[bytes]
     ) -> None:
-        """Plans so many tokens in all, and charges those that are more than before; `full`: keys of
-        the blocks that they fill."""
+        """Grants a sequence so many tokens in all and charges the difference; `full`: keys of the
+        blocks that they fill."""
         more = plan.grant(sequence, num_tokens)
         plan.coming.update(full)
         num_choices = self._scheduled(sequence, num_tokens).num_choices
         is_output = num_choices > 0 and sequence.num_output_tokens > 0
         self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_choices)
 
-    def _waits_for_nobody(
+    def _can_never_run(
         self, sequence: Sequence, verdict: Verdict, admission: StepAdmission
     ) -> bool:
-        """Whether a sequence was turned away though nobody runs whose end would make room."""
+        """Returns whether a sequence was refused although no running sequence's end would make
+        room."""
         if verdict is Verdict.NO_ROOM:
             return not self.running and not admission.within_floor
         if verdict is not Verdict.OVER_CEILING or not self.running:
@@ -280,7 +285,7 @@ class Scheduler:
         return ScheduledSequence(sequence, num_tokens, sequence.num_rows if is_sampled else 0)
 
     def _with_drafts(self, plan: StepPlan, item: ScheduledSequence) -> ScheduledSequence:
-        """Adds guesses out of what the step has left, where there are blocks for them."""
+        """Adds drafts from the step's remaining tokens, where blocks can be allocated for them."""
         sequence = item.sequence
         if self.drafter is None or item.num_choices != 1 or sequence.num_output_tokens == 0:
             return item
@@ -314,7 +319,7 @@ class Scheduler:
         return children
 
     def _append(self, sequence: Sequence, tokens: list[SampledToken]) -> list[SequenceUpdate]:
-        """Appends tokens up to one that ends the sequence; of all but the last one, keys and values
+        """Appends tokens up to one that ends the sequence; the keys and values of all but the last
         were computed as drafts."""
         updates: list[SequenceUpdate] = []
         for token in tokens:
@@ -331,7 +336,7 @@ class Scheduler:
         return updates
 
     def _update(self, sequence: Sequence, token: SampledToken) -> SequenceUpdate:
-        """What the sequence's last token means for it."""
+        """Applies a sequence's last token to it."""
         text = self.stops.check(sequence)
         return SequenceUpdate(
             sequence=sequence,
@@ -343,7 +348,8 @@ class Scheduler:
         )
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Takes back all that a sequence holds; it computes its tokens again, output included."""
+        """Releases everything a sequence holds; its tokens, output included, are computed again
+        later."""
         self.kv.free(sequence)
         self.adapter_slots.close(sequence)
         self.running.remove(sequence)
@@ -355,13 +361,13 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _keep(self, sequence: Sequence) -> None:
-        """A computed base prompt: it runs no more, but its blocks stay."""
+        """Pins a computed base prompt: it no longer runs, but its blocks stay."""
         self.running.remove(sequence)
         self._forget(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def _end(self, sequence: Sequence) -> None:
-        """The one way out: finished and aborted sequences give back the same things."""
+        """Releases what a sequence holds, whether it finished or was aborted."""
         self.kv.free(sequence)
         self.adapter_slots.close(sequence)
         queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running

@@ -1,4 +1,4 @@
-"""ServiceLedger: what each tenant has been served, in tokens and as one weighted number."""
+"""ServiceLedger: each tenant's service, in tokens and as one weighted number."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ LOAD_BYTES_PER_TOKEN = 1 << 20  # adapter bytes that take as long to place as a 
 
 @dataclass
 class Service:
-    """One tenant's. `counter` is its virtual token counter: charges by weight, and lifts."""
+    """One tenant's service. `counter` is its virtual token counter: weighted charges and lifts."""
 
     weight: float = 1.0
     counter: float = 0.0
@@ -19,7 +19,7 @@ class Service:
 
 
 class ServiceLedger:
-    """The virtual token counters of all tenants that were seen."""
+    """The virtual token counters of all tenants seen so far."""
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}
@@ -35,11 +35,11 @@ class ServiceLedger:
         return list(self._services)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """What is charged from now on counts by this weight: a finite number above zero."""
+        """Sets the weight of later charges: a finite number above zero."""
         self.of(tenant).weight = weight
 
     def charge(self, tenant: str, *, prefill: int = 0, decode: int = 0, loaded: int = 0) -> None:
-        """Books computed prompt tokens, tokens to be sampled and bytes of adapters."""
+        """Charges computed prompt tokens, tokens to be sampled and bytes of adapters."""
         service = self.of(tenant)
         service.prefill_tokens += prefill
         service.decode_tokens += decode
@@ -47,11 +47,11 @@ class ServiceLedger:
         service.counter += price(prefill, decode, loaded) / service.weight
 
     def lift(self, tenant: str, level: float) -> None:
-        """Takes away the credit that a tenant would have from having asked for nothing."""
+        """Raises a tenant's counter to `level`, so that an idle time earns no credit."""
         service = self.of(tenant)
         service.counter = max(service.counter, level)
 
 
 def price(prefill: int, decode: int, loaded: int) -> float:
-    """Of prompt tokens, sampled tokens and adapter bytes, in prompt tokens."""
+    """Returns the price of prompt tokens, sampled tokens and adapter bytes, in prompt tokens."""
     return PREFILL_PRICE * prefill + DECODE_PRICE * decode + loaded / LOAD_BYTES_PER_TOKEN

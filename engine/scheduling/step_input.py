@@ -1,4 +1,4 @@
-"""The arrays and rows of a step, made from the sequences that were scheduled."""
+"""Builds the arrays and rows of a step from the scheduled sequences."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
@@ -30,12 +30,12 @@ class ScheduledSequence:
 
     @property
     def num_computed(self) -> int:
-        """Tokens of it that the step computes, drafts included."""
+        """Returns how many of the sequence's tokens the step computes, drafts included."""
         return self.num_tokens + len(self.drafts)
 
 
 def flatten(scheduled: Items[ScheduledSequence], kv: KVCacheManager) -> FlatStep:
-    """Lays what a step computes of its sequences in one row."""
+    """Flattens the tokens that a step computes into one row."""
     if not scheduled:
         return FlatStep.empty(len(kv.groups))
     sequences = [item.sequence for item in scheduled]
@@ -64,7 +64,7 @@ def flatten(scheduled: Items[ScheduledSequence], kv: KVCacheManager) -> FlatStep
 
 
 def logits_rows(scheduled: Items[ScheduledSequence], stops: StopChecker) -> tuple[LogitsRows, ...]:
-    """Says what the rows of a step's logits are for, in their order."""
+    """Describes the rows of a step's logits, in order."""
     return tuple(row for item in scheduled for row in _rows_of(item, stops))
 
 
@@ -94,7 +94,8 @@ def _rows_of(item: ScheduledSequence, stops: StopChecker) -> Iterator[LogitsRows
 
 
 def _prompt_positions(item: ScheduledSequence) -> range:
-    """The tokens of the prompt that this step's rows tell of: each by the row before it."""
+    """Returns the prompt tokens whose log-probabilities this step's rows give, each from the row
+    before it."""
     sequence = item.sequence
     if not sequence.owes_prompt_logprobs:
         return range(0)
@@ -115,7 +116,7 @@ def _token_ids(scheduled: Items[ScheduledSequence]) -> NDArray[np.int64]:
 def _adapter_slots(
     sequences: list[Sequence], rows: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Each sequence's slot from the position on at which its adapter begins to act."""
+    """Returns each sequence's slot, from the position at which its adapter begins to act."""
     slots = np.array([sequence.adapter_slot for sequence in sequences], np.int32)
     acts_from = np.array([sequence.adapter_start for sequence in sequences], np.int64)
     return np.where(positions >= acts_from[rows], slots[rows], np.int32(BASE_SLOT))

@@ -1,10 +1,10 @@
-"""StepPlan: what one step computes, and what it may still."""
+"""StepPlan: what one step computes, and what it can still take."""
 
 from loraplex.engine.sequence import Sequence
 
 
 class StepPlan:
-    """Hands out a step's tokens, and of these the prompt positions whose logits are wanted.
+    """Hands out a step's tokens, and among them the prompt positions whose logits are wanted.
 
     Attributes:
         num_tokens: that are still to be had.
@@ -26,13 +26,13 @@ class StepPlan:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Those whose input was not granted in full."""
+        """Returns the sequences whose input was not granted in full."""
         return [s for s, granted in self.granted.items() if granted < s.num_uncomputed_tokens]
 
     def offer(self, sequence: Sequence) -> int:
-        """Tokens that the sequence may have in all, what it was granted included.
+        """Returns the tokens that the sequence may have in all, those already granted included.
 
-        One at least, even if all logits rows are spent: no sequence stands still.
+        At least one, even if all logits rows are spent: no sequence stands still.
         """
         granted = self.granted.get(sequence, 0)
         more = min(sequence.num_uncomputed_tokens - granted, self.num_tokens)
@@ -41,7 +41,7 @@ class StepPlan:
         return granted + more
 
     def grant(self, sequence: Sequence, num_tokens: int) -> int:
-        """Grants so many tokens in all; returns how many more these are than before."""
+        """Grants so many tokens in all; returns the increase."""
         more = num_tokens - self.granted.get(sequence, 0)
         self.granted[sequence] = num_tokens
         self.num_tokens -= more

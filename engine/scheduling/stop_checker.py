@@ -1,4 +1,4 @@
-"""StopChecker: whether a new token ends its sequence, and the text it adds."""
+"""StopChecker: decides whether a new token ends its sequence, and which text it adds."""
 
 from loraplex.engine.protocol import FinishReason
 from loraplex.engine.sampling_params import MAX_COUNT
@@ -6,7 +6,7 @@ from loraplex.engine.sequence import Sequence
 
 
 class StopChecker:
-    """Knows the model's end-of-sequence tokens; everything else is the sequence's own."""
+    """Knows the model's end-of-sequence tokens; all other stops belong to the sequence."""
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int = MAX_COUNT) -> None:
         """`vocab_size`: tokens that have a logit; a tokenizer or a config may name more."""
@@ -14,13 +14,13 @@ class StopChecker:
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
 
     def ending_token_ids(self, sequence: Sequence) -> frozenset[int]:
-        """The tokens that end this sequence, and must not be sampled before `min_tokens`."""
+        """Returns the tokens that end this sequence; none is sampled before `min_tokens`."""
         eos = frozenset() if sequence.sampling.ignore_eos else self.eos_token_ids
         by_text = (token for token in sequence.detokenizer.stop_tokens if token < self.vocab_size)
         return eos.union(sequence.sampling.stop_token_ids, by_text)
 
     def check(self, sequence: Sequence) -> str:
-        """Looks at the sequence's last token, finishes the sequence if that ends it.
+        """Checks the sequence's last token and finishes the sequence if that token ends it.
 
         Returns:
             the text that can be given out now; all that is left if the sequence has finished.

@@ -1,4 +1,4 @@
-"""token_masks: which tokens a request lets its next rows of logits choose."""
+"""token_masks: the tokens that a request allows in its next rows of logits."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def _allowed(token_ids: Sequence[int] | None, vocab_size: int) -> NDArray[np.boo
 
 
 def _banned(sequences: Sequence[tuple[int, ...]], output: list[int]) -> list[int]:
-    """The tokens that would end one of the sequences."""
+    """Returns the tokens that would end one of the sequences."""
     return [
         last
         for *before, last in sequences

@@ -1,4 +1,4 @@
-"""OffloadCosts: whether fetching blocks is cheaper than computing them again."""
+"""OffloadCosts: decides whether fetching blocks is cheaper than computing them again."""
 
 from loraplex.engine.kv.recompute_cost import RecomputeCost
 
@@ -11,7 +11,7 @@ _WEIGHT = 0.2  # of the newest read in the running mean
 class OffloadCosts:
     """Compares measured rates: of copies at the start, of steps and of reads as they happen.
 
-    What is not measured yet counts as worth a copy: a copy is seldom the dearer way.
+    An unmeasured rate counts as worth a copy: a copy is seldom the more expensive way.
     """
 
     def __init__(
@@ -32,26 +32,27 @@ class OffloadCosts:
         self._disk_rate = _DISK_RATE
 
     def note_read(self, num_blocks: int, seconds: float) -> None:
-        """Learns from a read, queue included, how fast the disk is."""
+        """Records the speed of a read from the disk, its time in the queue included."""
         measured = num_blocks * self._block_bytes / max(seconds, 1e-6)
         self._disk_rate += _WEIGHT * (measured - self._disk_rate)
 
     def is_worth_keeping(self) -> bool:
-        """Whether a block is copied to the host and back faster than it is computed."""
+        """Returns whether copying a block to the host and back is faster than computing it."""
         return self._is_cheaper(2 * self.copy_seconds, self._tokens_per_block)
 
     def is_worth_writing(self) -> bool:
-        """Whether a block, one of many, is read faster than it is computed."""
+        """Returns whether reading a block, one of many, is faster than computing it."""
         return self._is_cheaper(self._block_bytes / self._disk_rate, self._tokens_per_block)
 
     def is_worth_reading(self, num_blocks: int, num_tokens: int) -> bool:
-        """Whether so many blocks are read faster than the tokens that they save are computed."""
+        """Returns whether reading so many blocks is faster than computing the tokens that they
+        save."""
         seconds = _DISK_LATENCY + num_blocks * self._block_bytes / self._disk_rate
         return self._is_cheaper(seconds, num_tokens)
 
     def max_wait_s(self, num_tokens: int) -> float:
-        """Seconds to wait for tokens at most: as long as they take to compute. Who waited in vain
-        then needs twice the time at worst."""
+        """Returns the most seconds to wait for tokens: the time in which they can be computed. A
+        wait in vain then doubles the time at worst."""
         known = self._recompute.seconds(num_tokens)
         return MAX_WAIT if known is None else min(MAX_WAIT, _DISK_LATENCY + known)
 

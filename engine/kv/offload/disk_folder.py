@@ -1,4 +1,4 @@
-"""DiskFolder: the numbered folder of segments that one engine has to itself."""
+"""DiskFolder: the numbered folder of segments that belongs to one engine alone."""
 
 import logging
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class FoundSegment:
 
 
 class DiskFolder:
-    """A folder that no other engine uses while this one lives; readable to its owner only."""
+    """A folder that no other engine uses while this one lives; readable by its owner only."""
 
     def __init__(self, parent: Path) -> None:
-        """Takes the first folder `parent/0`, `parent/1`, ... that nobody uses.
+        """Takes the first unused folder of `parent/0`, `parent/1`, ...
 
         Raises:
             OSError: there is none to be had.
@@ -52,8 +52,7 @@ class DiskFolder:
         raise OSError(f"{_MAX_ENGINES} engines use {parent} already")
 
     def find(self, identity: OffloadIdentity) -> list[FoundSegment]:
-        """What earlier engines left that is of use to one of this identity, oldest first. All
-        else is deleted.
+        """Returns what earlier engines of the same identity left, oldest first; deletes all else.
 
         Raises:
             OSError: the folder cannot be used.
@@ -71,16 +70,16 @@ class DiskFolder:
         return found
 
     def new_path(self) -> Path:
-        """Where the next segment goes."""
+        """Returns the path of the next segment."""
         self._next += 1
         return self.path / f"{self._next - 1:012}{_SUFFIX}"
 
     def close(self) -> None:
-        """Lets another engine use the folder."""
+        """Releases the folder to other engines."""
         self._lock.release()
 
     def _take_over(self) -> None:
-        """Moves here what lies in folders that nobody uses, or it would stay outside all limits."""
+        """Moves the content of unused folders here; elsewhere it would be outside all limits."""
         for folder in self._parent.iterdir():
             if folder == self.path or not _is_number(folder.name):
                 continue

@@ -40,7 +40,7 @@ class _Segment:
 
 @dataclass(eq=False)
 class _Gathering:
-    """Blocks of one account that will be a segment."""
+    """Blocks of one account that will become a segment."""
 
     since: float
     records: list[Record] = field(default_factory=list)
@@ -57,10 +57,11 @@ _Place = Record | tuple[_Segment, int]  # in memory until it is written; then it
 
 
 class DiskTier:
-    """For one thread only, the engine's, which never waits for the disk.
+    """The disk tier; used by the engine's thread only, which never waits for the disk.
 
-    The account that has most on disk gives first, the file that was used longest ago. An error of
-    the disk turns the tier off for good: it forgets all, with one warning, and takes nothing.
+    The account with most bytes on disk loses its least recently used file first. An error of the
+    disk turns the tier off for good: it forgets everything, with one warning, and accepts no more
+    blocks.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class DiskTier:
         identity: OffloadIdentity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Finds again what an earlier engine of the same identity left in `parent`."""
+        """Reopens what an earlier engine of the same identity left in `parent`."""
         self.num_written_bytes = 0
         self.num_read_bytes = 0
         self.num_discarded = 0  # blocks that were damaged
-        self.num_dropped = 0  # blocks that were taken in, and then no room could be made for
+        self.num_dropped = 0  # accepted blocks for which no room could be made afterwards
         self._limit = limit_bytes
         self._identity = identity
         self._clock = clock
@@ -101,19 +102,19 @@ class DiskTier:
 
     @property
     def folder(self) -> Path:
-        """Where the files are, while the tier is on."""
+        """Returns the folder of the files, while the tier is on."""
         if self._folder is None:
             raise RuntimeError("the disk tier is off")
         return self._folder.path
 
     @property
     def num_bytes(self) -> int:
-        """What the files take."""
+        """Returns the bytes of all files."""
         return self._num_bytes
 
     @property
     def usage(self) -> dict[str, int]:
-        """Bytes in files of each account."""
+        """Returns each account's bytes in files."""
         return self._order.usage
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -121,7 +122,7 @@ class DiskTier:
 
     @property
     def max_blocks(self) -> int:
-        """Blocks that have room at the same time, in a few files or many."""
+        """Returns how many blocks fit at the same time, in a few files or many."""
         return int(FILLING * self._limit) // (record_bytes(self._identity) + KEY_BYTES)
 
     def touch(self, key: BlockKey) -> None:
@@ -131,8 +132,7 @@ class DiskTier:
             self._order.touch(place[0])
 
     def put(self, account: str, record: Record) -> bool:
-        """Takes a block in to be written soon; False where there are too many of them, or the tier
-        is off."""
+        """Accepts a block to be written soon; False if too many are queued or the tier is off."""
         size = record_bytes(self._identity)
         if self._folder is None or self._num_queued_bytes + size > min(QUEUE_BYTES, self._limit):
             return False
@@ -145,15 +145,15 @@ class DiskTier:
         return True
 
     def read(self, keys: list[BlockKey]) -> Future[list[Record | None]]:
-        """Starts to read blocks that are here: a record for each key, None for one that is damaged
-        or gone. Hand the result to `judge`."""
+        """Starts to read blocks: a record for each key, None for one that is damaged or gone. Pass
+        the result to `judge`."""
         places = [self._index[key] for key in keys]
         for key in keys:
             self.touch(key)
         return self._reader.submit(_read, places, keys, self._identity)
 
     def judge(self, keys: list[BlockKey], done: Future[list[Record | None]]) -> list[Record | None]:
-        """The outcome of a read that is done; what was damaged is forgotten."""
+        """Returns the outcome of a finished read; damaged blocks are forgotten."""
         error = done.exception()
         if error is not None:
             self._turn_off(error)
@@ -167,7 +167,7 @@ class DiskTier:
         return records
 
     def collect(self) -> None:
-        """Takes in what the threads have done since, and starts what is due. Call it often."""
+        """Applies what the threads have done since, and starts what is due. Call it often."""
         for writing in [writing for writing in self._writing if writing.done.done()]:
             self._writing.remove(writing)
             self._finish(writing)
@@ -182,7 +182,7 @@ class DiskTier:
                     self._write(account, self._folder)
 
     def flush(self) -> None:
-        """Writes what has come together, and returns when that is done."""
+        """Writes the gathered blocks, and returns when that is done."""
         if self._folder is not None:
             for account in list(self._gathering):
                 self._write(account, self._folder)
@@ -190,7 +190,7 @@ class DiskTier:
         self.collect()
 
     def close(self) -> None:
-        """Writes what is left, and lets another engine use the folder."""
+        """Writes the remaining blocks, and releases the folder to other engines."""
         self.flush()
         self._writer.shutdown()
         self._reader.shutdown(cancel_futures=True)
@@ -222,8 +222,8 @@ class DiskTier:
                 self._delete(segment)
 
     def _write(self, account: str, folder: DiskFolder) -> None:
-        """Hands a file to the thread that writes, behind the deletions that it needs: so the limit
-        is kept at every moment."""
+        """Queues a file for the writing thread, behind the deletions that it needs, so that the
+        limit holds at every moment."""
         records = self._gathering.pop(account).records
         keys = [record.key for record in records]
         size = segment_bytes(self._identity, account, keys)
@@ -240,8 +240,8 @@ class DiskTier:
                 self._forget(record.key, record)
 
     def _make_room(self, segment: _Segment) -> bool:
-        """Counts a file, which is held until `_take_in`, and deletes others until the limit is
-        kept; False, and the file is not counted, where these are too few."""
+        """Counts a file, pinned until `_take_in`, and deletes others until the limit holds; False,
+        without counting the file, where too few can be deleted."""
         self._order.add(segment, segment.account, segment.num_bytes)
         self._order.pin(segment)
         self._num_bytes += segment.num_bytes
@@ -264,7 +264,7 @@ class DiskTier:
             self._take_in(writing.segment)
 
     def _take_in(self, segment: _Segment) -> None:
-        """Puts the blocks of a file that is there into the index."""
+        """Indexes the blocks of a written file."""
         for place, key in enumerate(segment.keys):
             known = self._index.get(key)
             if known is None or isinstance(known, Record):
@@ -282,7 +282,7 @@ class DiskTier:
         self._deleting.append(self._writer.submit(segment.path.unlink, missing_ok=True))
 
     def _forget(self, key: BlockKey, place: _Place) -> None:
-        """A block is no longer at this place; it may be at another."""
+        """Forgets that a block is at this place; it may be at another."""
         if self._index.get(key) == place:
             del self._index[key]
 
@@ -308,7 +308,7 @@ class DiskTier:
 def _read(
     places: list[_Place], keys: list[BlockKey], identity: OffloadIdentity
 ) -> list[Record | None]:
-    """Each place's record; each file is opened once."""
+    """Returns each place's record; each file is opened once."""
     found: dict[BlockKey, Record | None] = {}
     by_segment: dict[_Segment, list[tuple[int, BlockKey]]] = {}
     for place, key in zip(places, keys, strict=True):

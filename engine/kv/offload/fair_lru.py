@@ -1,4 +1,4 @@
-"""FairLRU: which entry leaves next, so that no account can flush another's."""
+"""FairLRU: an eviction order in which no account can flush another's entries."""
 
 import heapq
 import time
@@ -19,12 +19,13 @@ class _Entry:
 
 
 class FairLRU(Generic[K]):
-    """Entries of several accounts: the account that has most gives first, its oldest entry first.
+    """Entries of several accounts: the account with most loses first, its oldest entry first.
 
-    So an account keeps what it has as long as that is no more than what each larger one is left
-    with: shares are max-min fair. What nobody has used for `MAX_IDLE` leaves before all others,
-    whoever has it: accounts may be gone, and entries such that nobody can ask for them any more. A
-    held entry counts, but does not leave. Everything is O(log n) in the number of accounts.
+    An account thus keeps what it has as long as that is no more than what each larger account is
+    left with: shares are max-min fair. Entries unused for `MAX_IDLE` leave before all others,
+    whichever account has them: accounts may be gone, and some entries can never be asked for again.
+    A pinned entry counts, but does not leave. Every operation is O(log n) in the number of
+    accounts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,11 +45,11 @@ class FairLRU(Generic[K]):
 
     @property
     def usage(self) -> dict[str, int]:
-        """The size of each account's entries together; accounts without any are left out."""
+        """Returns the total size of each account's entries; only accounts that have some."""
         return {account: size for account, size in self._usage.items() if size}
 
     def add(self, key: K, account: str, size: int = 1) -> None:
-        """Takes in a new entry, which counts as used now."""
+        """Adds an entry, which counts as used now."""
         self._entries[key] = _Entry(account, size)
         self._set_free(key, account)
         self._usage[account] += size
@@ -64,7 +65,7 @@ class FairLRU(Generic[K]):
             del self._usage[entry.account], self._free[entry.account]
 
     def touch(self, key: K) -> None:
-        """Counts an entry as used now; a held one does so when it is let go."""
+        """Counts an entry as used now; a pinned one when it is unpinned."""
         if key in self._last_use:
             self.pin(key)
             self.unpin(key)
@@ -75,17 +76,17 @@ class FairLRU(Generic[K]):
         del self._last_use[key]
 
     def unpin(self, key: K) -> None:
-        """Lets a held entry leave again; it counts as used now."""
+        """Lets a pinned entry leave again; it counts as used now."""
         self._set_free(key, self._entries[key].account)
 
     def newest_first(self) -> Iterator[K]:
-        """All entries that are not held."""
+        """Returns all entries that are not pinned, newest first."""
         return reversed(self._last_use)
 
     def victim(self, account: str | None = None) -> K | None:
-        """The entry to leave next, for a new one of `account` if there is one. None where all are
-        held, or those that are not belong to accounts that have no more than this one: what others
-        hold for a moment must not cost these their share."""
+        """Returns the entry to evict next, for a new one of `account` if there is one. None where
+        all are pinned, or the others belong to accounts with no more than this one: pins are brief
+        and must not cost these accounts their share."""
         oldest = next(iter(self._last_use), None)
         if oldest is not None and self._clock() - self._last_use[oldest] >= MAX_IDLE:
             return oldest
@@ -109,11 +110,11 @@ class FairLRU(Generic[K]):
         self._last_use[key] = self._clock()
 
     def _oldest(self, account: str) -> K | None:
-        """The account's entry that was used longest ago and is not held."""
+        """Returns the account's least recently used entry that is not pinned."""
         return next(iter(self._free[account]), None) if account in self._free else None
 
     def _true_largest(self) -> str | None:
-        """The account at the top of the heap, once what stands there is true."""
+        """Returns the account at the top of the heap, after correcting outdated entries."""
         while self._largest:
             size, account = self._largest[0]
             usage = self._usage.get(account, 0)

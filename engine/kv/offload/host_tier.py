@@ -8,10 +8,10 @@ from loraplex.engine.kv.tiers import BlockKey, HostBlock
 
 
 class HostTier:
-    """Slots of host memory and which block's content each has; every operation is O(log n).
+    """Slots of host memory and the content of each; every operation is O(log n).
 
-    A block whose content is on its way, or that is being read, does not leave. Who has to leave
-    when a slot is needed is up to `FairLRU`: a tenant cannot flush what others have.
+    A block whose content is on its way, or that is being read, is not evicted. `FairLRU` chooses
+    what is evicted when a slot is needed: a tenant cannot flush the blocks of others.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class HostTier:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Blocks of each account."""
+        """Returns the number of blocks of each account."""
         return self._order.usage
 
     def find(self, key: BlockKey, token_ids: tuple[int, ...]) -> HostBlock | None:
-        """The block with this content, arrived or not; its tokens are compared, too."""
+        """Returns the block with this content, arrived or not; its tokens are compared, too."""
         block = self._blocks.get(key)
         return block if block is not None and block.token_ids == token_ids else None
 
     def reserve(self, key: BlockKey, token_ids: tuple[int, ...], account: str) -> HostBlock | None:
-        """A slot for a block that has none, held until `arrive` or `discard`; None where every
-        slot is in use. What it takes the place of is forgotten here."""
+        """Returns a slot for a new block, pinned until `arrive` or `discard`; None where every slot
+        is in use. The block that it replaces is forgotten here."""
         if key in self._blocks:
             return None
         if not self._free:
@@ -58,7 +58,7 @@ class HostTier:
         return block
 
     def arrive(self, block: HostBlock) -> None:
-        """The content of a reserved block is in its slot now."""
+        """Records that a reserved block's content is in its slot."""
         block.is_here = True
         self._order.unpin(block.key)
 
@@ -67,7 +67,7 @@ class HostTier:
         self._order.touch(block.key)
 
     def pin(self, block: HostBlock) -> None:
-        """Keeps a block that is here in its slot until `unpin`."""
+        """Pins a block in its slot until `unpin`."""
         block.num_pins += 1
         if block.num_pins == 1:
             self._order.pin(block.key)
@@ -78,11 +78,11 @@ class HostTier:
             self._order.unpin(block.key)
 
     def newest_first(self) -> list[HostBlock]:
-        """All blocks that are here and not being read."""
+        """Returns all blocks that are here and not being read, newest first."""
         return [self._blocks[key] for key in self._order.newest_first()]
 
     def discard(self, block: HostBlock) -> None:
-        """Forgets a block that nobody holds."""
+        """Forgets a block that is not pinned."""
         del self._blocks[block.key]
         self._order.discard(block.key)
         self._free.append(block.slot)

@@ -1,4 +1,4 @@
-"""OffloadManager: evicted KV blocks go to lower tiers, and come back from there."""
+"""OffloadManager: offloads evicted KV blocks to lower tiers, and fetches them back."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,9 +46,9 @@ class _Read:
 class OffloadManager(LowerTiers):
     """The prefix cache's lower tiers: device blocks, then host memory, then the disk.
 
-    A block that the pool evicts is copied to host memory in the same step, before anything is
-    written over it; what host memory evicts goes to the disk. A block that is fetched stays below,
-    so that its next eviction costs nothing. Each tier has the same keys as the block pool.
+    A block that the pool evicts is copied to host memory in the same step, before it is
+    overwritten; what host memory evicts goes to the disk. A fetched block also stays below, so that
+    its next eviction costs nothing. Each tier uses the same keys as the block pool.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class OffloadManager(LowerTiers):
             self.disk.check_integrity()
 
     def _spill(self, block: HostBlock) -> None:
-        """Hands to the disk what host memory has no more room for."""
+        """Passes blocks that host memory evicts on to the disk."""
         if self.disk is not None and block.key in self.disk:
             return
         taken = False
@@ -243,7 +243,8 @@ class OffloadManager(LowerTiers):
     def _unsaved(
         self, disk: DiskTier, blocks: Sequence[KVCacheBlock]
     ) -> Iterator[list[tuple[str, Record]]]:
-        """What the disk lacks, and who pays for it: blocks of the device, then of host memory."""
+        """Returns the blocks that the disk lacks, with their accounts: of the device, then of host
+        memory."""
         size = max(1, SAVE_BYTES // self._block_bytes)
         on_device = [(b, b.key) for b in blocks if b.key is not None and b.key not in disk]
         for start in range(0, len(on_device), size):

@@ -1,9 +1,9 @@
-"""Segments: files of KV blocks on disk, from which nothing is believed unchecked.
+"""Segments: files of KV blocks on disk, of which nothing is trusted unchecked.
 
-A segment is a magic number with the format's version, the length and the digest of a
-header, the header in msgpack, and then one record after another, all of one length: the digest of
-all that the record is, the block's token ids, and its content. A record's digest covers its key,
-too, so a record that stands in another's place is as bad as a flipped bit.
+A segment is a magic number with the format's version, the length and the digest of a header, the
+header in msgpack, and then one record after another, all of one length: the digest of the whole
+record, the block's token ids, and its content. A record's digest covers its key, too, so a record
+in another's place is as bad as a flipped bit.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _MAX_HEADER = 1 << 28  # bytes
 
 
 class OffloadIdentity(msgspec.Struct, frozen=True):
-    """What blocks must have in common to be of use to each other's engine."""
+    """What blocks must have in common to be interchangeable between engines."""
 
     kv_format: str  # these four: as in a `BlockKeyScope`
     model_revision: str
@@ -38,7 +38,7 @@ class OffloadIdentity(msgspec.Struct, frozen=True):
 
 class SegmentHeader(msgspec.Struct, frozen=True):
     identity: OffloadIdentity
-    account: str  # who pays for the blocks
+    account: str  # that pays for the blocks
     keys: list[BlockKey]  # of the records, in their order
 
 
@@ -50,14 +50,14 @@ class Record:
 
 
 class BadSegment(Exception):
-    """A file that is no segment of ours, or no longer one; the message says why."""
+    """Raised for a file that is not, or no longer, a segment of ours; the message says why."""
 
 
 def write_segment(
     path: Path, identity: OffloadIdentity, account: str, records: list[Record]
 ) -> None:
-    """Writes a file that is there in whole or not at all. It is not forced to the disk: what a
-    crash leaves behind is checked when it is read.
+    """Writes a file that exists whole or not at all. It is not forced to the disk: damage from a
+    crash is found when it is read.
 
     Raises:
         OSError: it cannot be written; nothing stays behind.
@@ -80,13 +80,13 @@ def write_segment(
 
 
 def segment_bytes(identity: OffloadIdentity, account: str, keys: list[BlockKey]) -> int:
-    """The length of a file of these blocks."""
+    """Returns the length of a file of these blocks."""
     header = _header(identity, account, keys)
     return _PREFIX.size + len(header) + len(keys) * record_bytes(identity)
 
 
 def read_header(path: Path, identity: OffloadIdentity) -> SegmentHeader:
-    """The header of a segment of this very identity, whose length fits.
+    """Returns the header of a segment of this very identity, whose length fits.
 
     Raises:
         BadSegment: it is none.
@@ -117,8 +117,8 @@ def read_header(path: Path, identity: OffloadIdentity) -> SegmentHeader:
 def read_records(
     path: Path, identity: OffloadIdentity, wanted: list[tuple[int, BlockKey]]
 ) -> Iterator[Record | None]:
-    """The records at these places, if they are the blocks with these keys; None for each one that
-    is not, whatever is wrong with it.
+    """Returns the records at these places where they are the blocks with these keys; None for every
+    other one, whatever is wrong with it.
 
     Raises:
         OSError: the file cannot be read.
