@@ -45,9 +45,9 @@ from loraplex.engine.protocol import (
 
 
 class SocketReader:
-    """Calls `take` with the frames of each message, at once and on the loop.
+    """Calls `take` with the frames of each message, at once and on the event loop.
 
-    ZeroMQ's own asyncio sockets make two futures per message; a token has no time for them.
+    ZeroMQ's own asyncio sockets make two futures per message, which is too slow for tokens.
     """
 
     def __init__(self, socket: "zmq.Socket[bytes]", take: Callable[[list[bytes]], None]) -> None:
@@ -59,15 +59,16 @@ class SocketReader:
         self.look()
 
     def look(self) -> None:
-        """To be called after each send: sending can use up the news of an arrival."""
+        """Must be called after each send: sending can consume the notification of an arrival."""
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        """Before the socket is closed."""
+        """Stops reading; to be called before the socket is closed."""
         self._loop.remove_reader(self._descriptor)
 
     def _drain(self) -> None:
-        """The descriptor tells once that there is something, not for as long as there is."""
+        """Reads all waiting messages: the descriptor signals once, not for as long as there are
+        some."""
         while not self._socket.closed:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -87,7 +88,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """Connects, and connects again whenever the engine at this address restarts.
+    """Connects to an engine, and again whenever the engine at this address restarts.
 
     Args:
         address: the ZeroMQ endpoint that the engine binds.
@@ -120,34 +121,36 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are let through right now."""
+        """Returns whether requests are accepted right now."""
         return self._is_ready
 
     @property
     def is_given_up(self) -> bool:
-        """Whether there will be no engine any more."""
+        """Returns whether no engine will come any more."""
         return self._decided.is_set() and not self._is_ready
 
     @property
     def retry_after(self) -> float:
-        """Seconds until an engine can be expected to be ready, by how long the last start took."""
+        """Returns the seconds until an engine can be expected to be ready, from the duration of the
+        last start."""
         elapsed = time.monotonic() - self._starting_since
         return 0.0 if self._is_ready else max(1.0, self._start_seconds - elapsed)
 
     def refuse_unless_ready(self) -> None:
-        """Raises EngineUnavailable where no request would be let through."""
+        """Raises EngineUnavailable where requests are not accepted."""
         if not self._is_ready:
             raise EngineUnavailable(STARTING, self.retry_after)
 
     async def wait_ready(self) -> None:
-        """Raises EngineUnavailable once the engine is given up."""
+        """Waits until requests are accepted. Raises EngineUnavailable once the engine is given
+        up."""
         while not self._is_ready:
             if self.is_given_up:
                 raise EngineUnavailable(LOST)
             await self._decided.wait()
 
     def give_up(self) -> None:
-        """There will be no engine any more: whoever waits for one is told."""
+        """Gives the engine up for good, and fails everything that waits for it."""
         self._is_ready = False
         self._decided.set()
 
@@ -168,7 +171,7 @@ class EngineClient:
         self._socket.connect(self.address)
 
     async def close(self) -> None:
-        """Fails what is under way and ends the connection. The engine itself goes on."""
+        """Fails the requests under way and closes the connection. The engine itself goes on."""
         self.give_up()
         self._lose()
         self._changes.close()
@@ -178,7 +181,8 @@ class EngineClient:
         self._context.term()
 
     async def generate(self, *requests: GenerateRequest) -> AsyncGenerator[TokenEvent, None]:
-        """Yields the events of all choices of all requests, until each has had its last.
+        """Yields the events of all choices of all requests, until each choice has had its last
+        event.
 
         Closing or cancelling the iterator aborts the requests that still run.
 
@@ -202,33 +206,36 @@ class EngineClient:
                         self._send(AbortRequest(request_id))
 
     async def register_adapter(self, command: RegisterAdapter) -> AdapterInfo:
-        """Raises RequestRejected with every fault, or EngineUnavailable."""
+        """Registers an adapter. Raises RequestRejected with every fault, or EngineUnavailable."""
         return (await self._ask(command.request_id, command, AdapterRegistered)).info
 
     async def unregister_adapter(self, command: UnregisterAdapter) -> None:
-        """Returns once no sequence uses the adapter. Raises as `register_adapter` does."""
+        """Unregisters an adapter; returns once no sequence uses it. Raises as `register_adapter`
+        does."""
         await self._ask(command.request_id, command, AdapterUnregistered)
 
     async def publish_base_prompt(self, command: PublishBasePrompt) -> BasePromptInfo:
-        """Returns once the prompt is computed. Raises as `register_adapter` does."""
+        """Publishes a base prompt; returns once it is computed. Raises as `register_adapter`
+        does."""
         return (await self._ask(command.request_id, command, BasePromptPublished)).info
 
     async def retire_base_prompt(self, command: RetireBasePrompt) -> None:
-        """Returns once no request uses the prompt. Raises as `register_adapter` does."""
+        """Retires a base prompt; returns once no request uses it. Raises as `register_adapter`
+        does."""
         await self._ask(command.request_id, command, BasePromptRetired)
 
     async def set_tenant_shares(self, shares: list[TenantShare]) -> None:
-        """All or nothing. Raises as `register_adapter` does."""
+        """Sets tenants' shares, all or none. Raises as `register_adapter` does."""
         command = SetTenantShares(f"shares-{uuid.uuid4().hex}", shares)
         await self._ask(command.request_id, command, TenantSharesSet)
 
     async def block_map(self) -> BlockMap:
-        """Raises EngineUnavailable."""
+        """Returns the map of all KV blocks. Raises EngineUnavailable."""
         command = GetBlockMap(f"blocks-{uuid.uuid4().hex}")
         return await self._ask(command.request_id, command, BlockMap)
 
     async def stats(self) -> EngineStats:
-        """Raises EngineUnavailable."""
+        """Returns the engine's statistics. Raises EngineUnavailable."""
         command = GetStats(f"stats-{uuid.uuid4().hex}")
         return await self._ask(command.request_id, command, EngineStats)
 
@@ -257,7 +264,7 @@ class EngineClient:
 
     @contextlib.contextmanager
     def _inbox(self, *request_ids: str) -> Iterator[Inbox]:
-        """One for all of them."""
+        """Opens one inbox for all these requests."""
         inbox: Inbox = asyncio.Queue()
         self._inboxes |= dict.fromkeys(request_ids, inbox)
         try:
@@ -310,7 +317,7 @@ class EngineClient:
             self._decided.set()
 
     def _note_end(self) -> None:
-        """Nothing is let through until the next engine is ready."""
+        """Fails all open requests and accepts no others until the next engine is ready."""
         if self._is_ready:
             self._is_ready = False
             self._decided.clear()

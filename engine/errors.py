@@ -36,7 +36,8 @@ class UnsupportedModel(StartRefused):
 
 
 class RequestRejected(EngineError):
-    """`param` is the request's field at fault, `faults` every single fault where there are many."""
+    """Raised for one request or registration. `param` is the field at fault, `faults` lists all
+    faults where there are several."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class PromptRejected(EngineError):
 
 
 class PromptTooLong(PromptRejected):
-    """`at_least` is a number of tokens that the text certainly has."""
+    """Raised for a text that can never fit. `at_least`: tokens that the text certainly has."""
 
     def __init__(self, max_tokens: int, at_least: int) -> None:
         self.max_tokens = max_tokens
@@ -74,7 +75,7 @@ class PromptTooLong(PromptRejected):
 
 
 class EngineUnavailable(EngineError):
-    """`retry_after`: seconds until it can be expected to be there."""
+    """Raised while no engine can serve. `retry_after`: seconds until one can be expected."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class EngineUnavailable(EngineError):
 
 
 def error_of(event: RequestFailed) -> EngineError:
-    """The exception that a client raises for a failure sent by the engine."""
+    """Returns the exception that a client raises for a failure sent by the engine."""
     if event.code is FailureCode.ENGINE_UNAVAILABLE:
         return EngineUnavailable(event.message)
     return RequestRejected(event.code, event.message, event.param, event.faults)

@@ -1,4 +1,4 @@
-"""HangDetector: whether an engine process still does anything, by its heartbeats. Torch-free."""
+"""HangDetector: decides from its heartbeats whether an engine process hangs. Torch-free."""
 
 from loraplex.engine.config import HangLimits
 from loraplex.engine.heartbeat import Beat, Phase
@@ -7,7 +7,7 @@ LEAST_DOUBT = 2.0  # seconds without progress that say nothing yet: the machine 
 
 
 class HangDetector:
-    """Counts silence by its own ticks and not by the clock: where the supervisor itself was
+    """Measures silence by its own ticks and not by the clock: where the supervisor itself was
     stopped, as with the lid of a laptop, the engine is not to blame.
 
     Args:
@@ -23,18 +23,18 @@ class HangDetector:
 
     @property
     def is_responsive(self) -> bool:
-        """Whether nothing speaks against the engine so far."""
+        """Returns whether no sign of a hang has been seen."""
         first_doubt = max(LEAST_DOUBT, self._limits.hang_timeout / 3)
         return max(self._silent, self._idle) <= first_doubt
 
     def note(self, beat: Beat) -> None:
-        """Takes in a sign of life."""
+        """Records a sign of life."""
         is_still = beat.spell == self._beat.spell and not beat.is_busy
         self._idle = self._idle + beat.seconds - self._beat.seconds if is_still else 0.0
         self._beat, self._silent = beat, 0.0
 
     def tick(self) -> str | None:
-        """To be called once per tick.
+        """Counts a tick; to be called at regular intervals.
 
         Returns:
             why the engine is taken for hung; None while it is not.

@@ -1,4 +1,4 @@
-"""Heartbeat: what an engine process tells its supervisor about itself, whatever its loop does.
+"""Heartbeat: an engine process's reports to its supervisor, sent whatever its loop does.
 Torch-free."""
 
 import os
@@ -62,7 +62,7 @@ def write_report(descriptor: int, report: Report) -> None:
 class Heartbeat:
     """Writes a `Beat` to a descriptor twice a second, from a thread of its own.
 
-    So the supervisor can tell a stopped process (no beats) from a loop that stands still (beats,
+    The supervisor can thus tell a stopped process (no beats) from a loop that does not move (beats,
     and a phase that does not end).
 
     Args:
@@ -78,11 +78,11 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, phase: Phase) -> None:
-        """To be called by the loop as it begins something else."""
+        """Records that the loop begins something else."""
         self._state = (phase, self._state[1] + 1, time.monotonic())
 
     def refuse(self, message: str) -> None:
-        """Tells why the engine does not start."""
+        """Reports why the engine does not start."""
         write_report(self._descriptor, Refusal(message))
 
     def close(self) -> None:
@@ -107,7 +107,8 @@ class Heartbeat:
 
 
 def _has_children() -> bool:
-    """Whether this process waits for another, such as a compiler; True where that is unknown."""
+    """Returns whether this process waits for another, such as a compiler; True where that is
+    unknown."""
     if sys.platform != "linux":
         return True
     try:

@@ -82,7 +82,8 @@ class LLMEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step now would compute something, as far as can be told without trying."""
+        """Returns whether a step now would compute something, as far as can be told without
+        trying."""
         return bool(self._scheduler.running) or any(
             self._adapters.is_loaded(adapter)
             and not all(self._scheduler.kv.tiers.is_awaiting(s.seq_id) for s in queue)
@@ -91,11 +92,12 @@ class LLMEngine:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an outcome is due: `step` again soon, without a request coming in."""
+        """Returns whether an outcome is due soon without another command: `step` must be called
+        again."""
         return bool(self._scheduler.waiting) or self._adapters.is_busy or self._base_prompts.is_busy
 
     def submit(self, command: EngineCommand) -> list[Event]:  # noqa: C901 - a case a command
-        """Obeys a command; every other outcome comes out of `step`.
+        """Executes a command; outcomes that take longer come out of `step`.
 
         Returns:
             what can be answered at once.
@@ -165,11 +167,11 @@ class LLMEngine:
             self._scheduler.add(choice)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request and frees what it holds; no event follows. Unknown ids are ignored."""
+        """Ends a request and releases what it holds; no event follows. Unknown ids are ignored."""
         self._scheduler.abort(request_id)
 
     def step(self) -> list[Event]:
-        """Computes once and returns what became of it; also the outcomes of registrations."""
+        """Computes one step and returns its events, with the outcomes of registrations."""
         failed = self._fail_unavailable()
         output = self._scheduler.schedule()
         failed += self._fail_impossible(output.impossible)
@@ -189,8 +191,8 @@ class LLMEngine:
         return [*events, *self._adapters.outcomes(in_use), *self._base_prompts.outcomes()]
 
     def prepare(self) -> bool:
-        """Does a piece of work that saves time later, and in the end proves the books; for when
-        there is nothing else to do.
+        """Does a piece of work that saves time later, and finally proves the books; to be called
+        while the engine is idle.
 
         Returns:
             Whether there is more.
@@ -212,8 +214,8 @@ class LLMEngine:
         )
 
     def save_cache(self) -> None:
-        """Writes what is cached to the disk, where that is configured: the most useful first, for
-        some seconds. Before the end, when nothing runs any more."""
+        """Writes cached blocks to the disk, where that is configured: the most useful first, for a
+        few seconds. To be called before the end, when nothing runs any more."""
         kv = self._scheduler.kv
         kv.tiers.save(kv.pool.findable())
 
@@ -222,7 +224,8 @@ class LLMEngine:
         self._scheduler.kv.tiers.close()
 
     def _refuse_too_many(self, tenant: str) -> None:
-        """Those that run count, too: after a restart they come again and wait."""
+        """Refuses a request beyond the limit on waiting ones. Running sequences count, too: after a
+        restart they arrive again and wait."""
         most = self._max_num_waiting + self.info.max_num_seqs
         if self._scheduler.num_open(tenant) >= most:
             raise RequestRejected(
@@ -232,21 +235,22 @@ class LLMEngine:
             )
 
     def _fit(self, sequence: Sequence) -> None:
-        """Refuses what its tenant's memory can never hold, and ends the rest where that ends."""
+        """Refuses a request that its tenant's memory can never hold, and limits the length of
+        others to what it can."""
         refusal = self._scheduler.admission.refusal(sequence)
         if refusal is not None:
             raise RequestRejected(FailureCode.BUDGET_EXCEEDED, refusal, "prompt")
         sequence.max_len = self._scheduler.admission.longest(sequence)
 
     def _choices(self, sequence: Sequence, request: GenerateRequest) -> list[Sequence]:
-        """What is to be scheduled: one sequence, which forks; or the choices that another engine
+        """Returns the sequences to schedule: one, which forks; or the choices that another engine
         had begun."""
         if request.resume is None:
             return [sequence]
         return resume(sequence, request.resume, self._scheduler.stops, self.info.vocab_size)
 
     def _fail_impossible(self, sequences: list[Sequence]) -> list[RequestFailed]:
-        """Ends waiting requests that nothing can make room for any more."""
+        """Ends waiting requests for which room can never be made."""
         failed: list[RequestFailed] = []
         for sequence in sequences:
             if not sequence.is_finished:
@@ -262,7 +266,7 @@ class LLMEngine:
         return failed
 
     def _fail_unavailable(self) -> list[RequestFailed]:
-        """Ends the requests whose adapter could not be read; only these."""
+        """Ends only the requests whose adapter could not be read."""
         failed: list[RequestFailed] = []
         for (_, adapter), queue in list(self._scheduler.waiting.queues.items()):
             reason = self._adapters.load_error(adapter)
@@ -275,7 +279,7 @@ class LLMEngine:
         return failed
 
     def _fail_rows(self, output: SchedulerOutput, result: StepOutput) -> list[RequestFailed]:
-        """Ends the requests from whose logits nothing could be chosen; only these."""
+        """Ends only the requests from whose logits no token could be chosen."""
         failed: list[RequestFailed] = []
         for item in output.scheduled:
             reason = result.failed.get(item.sequence.seq_id)

@@ -1,6 +1,6 @@
-"""ModelLimits: what the served model can take of a prompt and a request. Torch-free.
+"""ModelLimits: what the served model accepts of a prompt and a request. Torch-free.
 
-The API checks with it before it asks an engine, and the engine checks whoever else asks.
+The API checks against it before it sends a request to an engine, and the engine checks again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ class ModelLimits:
             yield from self._empty_faults(sampling)
 
     def _empty_faults(self, sampling: SamplingParams) -> Iterator[tuple[str, str]]:
-        """Where no token is left to sample."""
+        """Returns the faults of a request that samples no token."""
         allowed = set(sampling.allowed_token_ids or range(self.vocab_size))
         banned = {words[0] for words in sampling.bad_token_sequences if len(words) == 1}
         ending = set(sampling.stop_token_ids)

@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
 
 
 class FailureCode(StrEnum):
-    """Why a request or a registration failed; the platform maps each to one HTTP status."""
+    """Why a request or a registration failed; the platform maps each code to one HTTP status."""
 
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -63,7 +63,7 @@ class BasePromptRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """How far another engine came with a request."""
+    """The progress that another engine made with a request."""
 
     choices: list[list[int] | None]  # the tokens of each choice, one at least; None: it has ended
     cached_tokens: int  # as the events of that engine said
@@ -83,7 +83,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
 
     @property
     def num_open_choices(self) -> int:
-        """Choices that are still to have a last event."""
+        """Returns the choices that have not had their last event."""
         if self.resume is None:
             return self.sampling.n
         return sum(tokens is not None for tokens in self.resume.choices)
@@ -94,7 +94,7 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_adapter"):
-    """Reads, checks and keeps an adapter. Answered by `AdapterRegistered` or `RequestFailed`."""
+    """Reads, checks and stores an adapter. Answered by `AdapterRegistered` or `RequestFailed`."""
 
     request_id: str
     tenant: str
@@ -106,14 +106,14 @@ class RegisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="register_a
 
 
 class UnregisterAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="unregister_adapter"):
-    """Answered by `AdapterUnregistered` once no sequence uses the adapter any more."""
+    """Removes an adapter. Answered by `AdapterUnregistered` once no sequence uses it any more."""
 
     request_id: str
     adapter: AdapterRef
 
 
 class TenantShare(msgspec.Struct, frozen=True):
-    """What one tenant is given of this engine."""
+    """One tenant's share of this engine."""
 
     tenant: str
     floor: int = 0  # KV blocks that it can always have
@@ -132,7 +132,7 @@ class PublishBasePrompt(msgspec.Struct, frozen=True, kw_only=True, tag="publish_
 
 
 class RetireBasePrompt(msgspec.Struct, frozen=True, kw_only=True, tag="retire_base_prompt"):
-    """Takes a prompt from new requests at once. Answered by `BasePromptRetired` when the last
+    """Withdraws a prompt from new requests at once. Answered by `BasePromptRetired` when the last
     request that uses it has ended, or by `RequestFailed`."""
 
     request_id: str
@@ -141,7 +141,7 @@ class RetireBasePrompt(msgspec.Struct, frozen=True, kw_only=True, tag="retire_ba
 
 
 class SetTenantShares(msgspec.Struct, frozen=True, tag="set_tenant_shares"):
-    """Sets the shares of the tenants named; others keep theirs. All or nothing: answered by
+    """Sets the shares of these tenants; other tenants keep theirs. All or nothing: answered by
     `TenantSharesSet`, or by `RequestFailed` with every fault."""
 
     request_id: str
@@ -332,7 +332,7 @@ class BlockState(IntEnum):
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks that are alike."""
+    """A run of blocks that are alike."""
 
     owner: int  # place in `BlockMap.owners`
     state: BlockState
@@ -350,7 +350,7 @@ class BlockMap(msgspec.Struct, frozen=True, kw_only=True, tag="block_map"):
 
 
 class StartProgress(msgspec.Struct, frozen=True, tag="start_progress"):
-    """How far the engine's start is; sent until `EngineInfo` is."""
+    """The progress of the engine's start; sent until `EngineInfo` is."""
 
     stage: str  # for example "Loading weights"
     completed: int

@@ -9,7 +9,7 @@ from loraplex.engine.sampling_params import MAX_SEED, SamplingParams
 
 
 class RequestSeeds:
-    """Gives a request its own seed, or draws one.
+    """Gives each request a seed: its own, or a drawn one.
 
     Args:
         seed: makes the drawn seeds a function of the order of arrival; None: they are drawn by the
@@ -21,7 +21,8 @@ class RequestSeeds:
         self._arrivals = count()
 
     def of(self, sampling: SamplingParams) -> int:
-        """A seed for one request; a seed of its own shifts nobody else's."""
+        """Returns a seed for one request; a request with a seed of its own does not shift the seeds
+        of others."""
         if sampling.seed is not None:
             return sampling.seed
         if self._seed is None:

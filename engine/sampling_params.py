@@ -1,4 +1,5 @@
-"""What a caller may ask of the sampler. Torch-free: the platform builds it, the engine obeys it."""
+"""SamplingParams: what a request asks of the sampler. Torch-free: built by the platform, applied by
+the engine."""
 
 from collections.abc import Iterator
 
@@ -19,7 +20,7 @@ MIN_TEMPERATURE = 1e-5  # below, the most likely token takes all but nothing: gr
 
 
 class InvalidSamplingParams(ValueError):
-    """Carries every fault at once: pairs of (parameter name, message)."""
+    """Raised with every fault at once: pairs of (parameter name, message)."""
 
     def __init__(self, faults: list[tuple[str, str]]) -> None:
         self.faults = faults
@@ -27,7 +28,7 @@ class InvalidSamplingParams(ValueError):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are chosen. An invalid value cannot exist.
+    """How the tokens of one request are chosen. Invalid values cannot be constructed.
 
     Raises:
         InvalidSamplingParams: on construction, naming every parameter at fault.

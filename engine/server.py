@@ -63,7 +63,7 @@ class Engine(Protocol):
 
 
 class EngineServer:
-    """Takes commands, steps the engine, sends events; waits without work when there is none."""
+    """Receives commands, steps the engine and sends its events; blocks while there is no work."""
 
     def __init__(
         self, engine: Engine, socket: ServerSocket, parent: int, heartbeat: Heartbeat
@@ -76,7 +76,7 @@ class EngineServer:
         self._is_prepared = False
 
     def run(self) -> None:
-        """Serves until told to stop, or until the parent process is gone.
+        """Serves until told to stop, or until the parent process ends.
 
         Raises:
             Exception: what a step raised, once every open request has been failed.
@@ -100,19 +100,19 @@ class EngineServer:
         self._heartbeat.enter(Phase.WAIT)
         self._socket.wait(self._poll_ms())
         self._heartbeat.enter(Phase.WORK)
-        num_commands = self._obey_some()
+        num_commands = self._execute_some()
         if self._engine.has_work or self._engine.is_waiting:
             self._send(self._engine.step())
             self._is_prepared = False
         elif not num_commands and not self._is_prepared:
             self._is_prepared = not self._engine.prepare()
 
-    def _obey_some(self) -> int:
-        """Obeys the commands that are there, but leaves some for later before a step has to wait
-        for very many; returns how many it obeyed."""
+    def _execute_some(self) -> int:
+        """Executes waiting commands, but leaves some for later rather than delay a step for very
+        many; returns how many it executed."""
         end, count = time.monotonic() + COMMAND_SECONDS, 0
         for command in self._socket.receive():
-            self._obey(command)
+            self._execute(command)
             count += 1
             if time.monotonic() >= end:
                 break
@@ -125,7 +125,7 @@ class EngineServer:
             return LOADING_MS
         return IDLE_MS if self._is_prepared else 0
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case Hello():
                 pass  # answered by the socket
@@ -219,7 +219,7 @@ def run(
     make_engine: Callable[[EngineConfig, Callable[[StartProgress], None]], Engine],
 ) -> int:
     """Imports the libraries once, and serves one engine after another from forks of this process;
-    returns this process's exit status, or a fork's."""
+    returns the exit status of this process or of a fork."""
     address, config = sys.argv[1], msgspec.json.decode(sys.argv[2], type=EngineConfig)
     die_with_parent()
     reports = _take_standard_output()
@@ -244,7 +244,7 @@ def main() -> int:
 
 
 def _take_standard_output() -> int:
-    """Keeps the real standard output for reports and sends all other writes to stderr."""
+    """Reserves the real standard output for reports and sends all other writes to stderr."""
     reports = os.dup(1)
     os.dup2(2, 1)
     return reports

@@ -1,4 +1,5 @@
-"""ServerSocket: the engine's end of the socket, and who is owed which answer. Torch-free."""
+"""ServerSocket: the engine's end of the socket; sends each event to the client that it belongs to.
+Torch-free."""
 
 import logging
 from collections import defaultdict
@@ -24,13 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Envelope(msgspec.Struct):
-    """What can be read even of a command that is otherwise invalid."""
+    """The fields that can be read even of an invalid command."""
 
     request_id: str = ""
 
 
 class ServerSocket:
-    """Receives commands from any number of clients and sends each event to whom it belongs.
+    """Receives commands from any number of clients, and sends each event to the client that it
+    belongs to.
 
     Args:
         address: a ZeroMQ endpoint to bind, such as "ipc:///run/engine.sock".
@@ -53,15 +55,15 @@ class ServerSocket:
 
     @property
     def open_requests(self) -> list[str]:
-        """Ids of the requests that have not had their last event."""
+        """Returns the ids of the requests that have not had their last event."""
         return list(self._owners)
 
     def wait(self, timeout_ms: int) -> None:
-        """Returns when a command is there, or after `timeout_ms`."""
+        """Returns when a command has arrived, or after `timeout_ms`."""
         self._socket.poll(timeout_ms)
 
     def receive(self) -> Iterator[Command]:
-        """The commands that are there, one after another; what is not taken waits.
+        """Yields the commands that have arrived; those not consumed stay queued.
 
         A `Hello` is answered here. Commands that cannot be read are refused here.
         """
@@ -76,7 +78,7 @@ class ServerSocket:
                 yield command
 
     def send(self, events: list[Event]) -> list[str]:
-        """Returns the ids of requests whose client has gone; nobody waits for them any more."""
+        """Sends events; returns the ids of requests whose client is gone."""
         batches: dict[bytes, list[Event]] = defaultdict(list)
         for event in events:
             if isinstance(event, StartProgress | EngineInfo):
@@ -90,7 +92,7 @@ class ServerSocket:
         return [request_id for client in lost for request_id in self._forget(client)]
 
     def close(self) -> None:
-        """Sends what is under way for at most a second."""
+        """Closes the socket after sending what is under way, for at most a second."""
         self._socket.close(linger=1000)
         self._context.term()
 

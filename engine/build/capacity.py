@@ -1,4 +1,4 @@
-"""What a model's KV cache costs, and how many sequences fit: `loraplex capacity MODEL`."""
+"""What a model's KV cache costs and how many sequences fit: `loraplex capacity MODEL`."""
 
 import argparse
 import sys
@@ -59,7 +59,7 @@ class CapacityQuestion:
 
 
 def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
-    """Works the numbers out from a model's config alone: no weights are read or allocated.
+    """Computes the figures from a model's config alone: no weights are read or allocated.
 
     Raises:
         StartRefused: when the model or a setting cannot be served.
@@ -94,7 +94,7 @@ def capacity(config: PretrainedConfig, question: CapacityQuestion) -> Capacity:
 
 
 def _model(config: PretrainedConfig, max_model_len: int) -> tuple[PreTrainedModel, list[KVLayer]]:
-    """The model, built without memory, and what its layers store."""
+    """Returns the model, built without memory, and what its layers store."""
     with torch.device("meta"), torch.inference_mode():
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation=ATTENTION, dtype=torch.bfloat16

@@ -1,4 +1,4 @@
-"""The parts of one engine, put together in the order in which they need each other."""
+"""Assembles the parts of one engine, in the order in which they need each other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,7 +153,7 @@ def _scheduler(
 def _make_ours(
     config: EngineConfig, loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels
 ) -> None:
-    """Puts our kernels and formats in, and proves that the model still computes the same."""
+    """Installs our kernels and formats, and proves that the model still computes the same."""
     _put_kernels_in(loaded, probe, kernels)
     if config.quantization != "none":  # what eight bits round away is not compared
         check_forward(loaded, probe, kernels, config.block_size)
@@ -164,7 +164,8 @@ def _make_ours(
 
 @torch.inference_mode()
 def _put_kernels_in(loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels) -> None:
-    """Replaces what our kernels compute faster; attention and LoRA are there already."""
+    """Replaces the modules that our kernels compute faster; attention and LoRA are replaced
+    already."""
     if kernels is NAIVE:
         return
     replace_norms(loaded.model, kernels)
@@ -195,7 +196,7 @@ def _limits(config: EngineConfig, loaded: LoadedModel) -> SchedulerLimits:
 
 
 def _adapter_memory(config: EngineConfig, loaded: LoadedModel, sites: LoRASites) -> int:
-    """Bytes that resident adapters may take together."""
+    """Returns the bytes that resident adapters may take together."""
     if config.adapter_memory is not None:
         return config.adapter_memory
     numbers = sites.catalogue.linear_numbers_per_rank
@@ -223,7 +224,7 @@ def _rehearse(
     groups: list[KVGroup],
     context: LoRAContext,
 ) -> RecordedSteps | None:
-    """Runs steps on a GPU in a KV cache of no use.
+    """Runs steps on a GPU in a KV cache that is thrown away.
 
     Returns:
         what to hold until the memory that is free beside such steps is known.
@@ -241,7 +242,7 @@ def _rehearse(
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Raises UnsupportedModel where the file is no tokenizer."""
+    """Reads a tokenizer. Raises UnsupportedModel where the file is none."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
@@ -249,7 +250,8 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
-    """The folder that holds tokenizer.json: the model's, or a converted copy in the data folder.
+    """Returns the folder that holds tokenizer.json: the model's, or a converted copy in the data
+    folder.
 
     Raises:
         UnsupportedModel: when the model has no tokenizer that can be converted.
@@ -273,5 +275,5 @@ def _tokenizer_folder(config: EngineConfig, loaded: LoadedModel) -> Path:
 
 
 def _base_names(loaded: LoadedModel) -> tuple[str, ...]:
-    """Names under which an adapter may call this base its own."""
+    """Returns the names under which an adapter may refer to this base model."""
     return tuple({loaded.folder.resolve().name, str(loaded.model.config.name_or_path or "")})

@@ -1,4 +1,4 @@
-"""The KV side of one engine: the memory, the pool above it, and the tiers below."""
+"""Builds the KV side of one engine: the memory, its pool, and the tiers below."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def num_kv_blocks(
     groups: list[KVGroup],
     reserved: int,
 ) -> int:
-    """As many as there is memory for; `reserved`: bytes of what is free now that they must leave.
+    """Returns how many blocks fit; `reserved`: bytes of the free memory that they must leave.
 
     Raises:
         ConfigRefused: one sequence of the maximum length does not fit.
@@ -95,7 +95,7 @@ def build_kv(
 
 
 def eviction_policy(config: EngineConfig) -> EvictionPolicy:
-    """Of cached blocks, and of idle adapters."""
+    """Returns the eviction policy of cached blocks and of idle adapters."""
     if config.eviction == "lru":
         return LRUEviction()
     return CostAwareEviction(config.eviction_half_life)

@@ -1,4 +1,4 @@
-"""What the bits of stored keys and values depend on, beside the model's files."""
+"""Names everything beside the model's files that the bits of stored keys and values depend on."""
 
 from importlib.metadata import version
 
@@ -9,10 +9,10 @@ from loraplex.kernels.native.library import build_name
 
 
 def numerics_of(kernels: Kernels, device: torch.device) -> str:
-    """Names the kernels, what they were built from, the libraries beside them and the processor.
+    """Names the kernels, what they were built from, the libraries they run on and the processor.
 
-    Where it is equal, the same weights and tokens give the same bits; where it is not, they may
-    not, so blocks of the one are of no use to the other.
+    Where it is equal, the same weights and tokens give the same bits; where it differs they may
+    not, so blocks of one engine are useless to the other.
     """
     packages = ["loraplex", "torch", "transformers"]
     if kernels.name == "triton":

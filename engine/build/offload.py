@@ -1,4 +1,4 @@
-"""The lower tiers of one engine, as it is configured."""
+"""Builds the lower tiers of one engine, as configured."""
 
 import hashlib
 import logging
@@ -47,7 +47,7 @@ def build_offload(
     recompute: RecomputeCost,
     metering: Metering,
 ) -> Offload:
-    """The configured tiers below the blocks of `cache`, none of which is in use yet.
+    """Builds the configured tiers below the blocks of `cache`, none of which is in use yet.
 
     Raises:
         ConfigRefused: the host memory that was asked for is not to be had.
@@ -70,7 +70,7 @@ def build_offload(
 
 
 def _arena(config: EngineConfig, device: BlockStorage, num_slots: int) -> HostArena | None:
-    """Host memory for so many blocks; None where none is to be had and none was asked for."""
+    """Allocates host memory for so many blocks; None where there is none and none was asked for."""
     dtype, on_cuda = device.rows[0].dtype, device.device.type == "cuda"
     try:
         return HostArena(num_slots, device.widths, dtype, pinned=on_cuda)
@@ -103,7 +103,8 @@ def _identity(layout: KVLayout, scope: BlockKeyScope, device: BlockStorage) -> O
 
 
 def _copy_rate(transfers: Transfers, device: BlockStorage, num_slots: int) -> float:
-    """Bytes per second from the device to the host: the best of three. No block is in use yet."""
+    """Returns the bytes per second from the device to the host: the best of three copies. No block
+    is in use yet."""
     count = min(_MEASURED, device.num_blocks - 1, num_slots)
     moves = BlockMoves(offloads=tuple((1 + index, index) for index in range(count)))
     times = []

@@ -1,4 +1,5 @@
-"""The recorded steps of one engine, and why one whose steps cannot be recorded does not start."""
+"""Records the steps of one engine, and says why an engine whose steps cannot be recorded does not
+start."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ def record_steps(
     kernels: Kernels,
     sizes: Sequence[int] = (),
 ) -> RecordedSteps | None:
-    """For kernels that can be recorded: on a CPU when they are first needed, on CUDA at once.
+    """Records steps for kernels that can be recorded: on a CPU when they are first needed, on CUDA
+    at once.
 
     Args:
         sizes: rows of the steps to record on CUDA, ascending; all that are of use by default.
@@ -46,7 +48,7 @@ def record_steps(
 
 @contextmanager
 def gpu_faults_refused(config: EngineConfig) -> Iterator[None]:
-    """Tells what to change where a start on a GPU would fail in the same way again.
+    """Turns GPU faults that would recur at every start into a message that says what to change.
 
     Raises:
         ConfigRefused: the GPU lacks the memory, or cannot run the kernels.

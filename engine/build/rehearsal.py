@@ -1,7 +1,7 @@
-"""Steps that no request asked for, run on a GPU before its memory is given to the KV cache.
+"""Runs steps on a GPU that no request asked for, before its memory is given to the KV cache.
 
-They compile what prompts need, so that no request waits for it, and take what steps take, so that
-it is known how much of the memory must stay free.
+They compile what prompts need, so that no request waits for it, and allocate what steps allocate,
+so that it is known how much of the memory must stay free.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ def rehearse(
     num_groups: int,
     block_size: int,
 ) -> None:
-    """Runs steps of few tokens and of as many as there can be, behind nothing and behind a long
-    context, with an adapter and without.
+    """Runs steps of few tokens and of as many as possible, without a context and behind a long one,
+    with an adapter and without.
 
     Nothing is written into the cache, of which only the first block is read.
     """
@@ -52,7 +52,7 @@ def rehearse(
 
 
 def _rows(num_rows: int, num_sequences: int, params: SamplingParams) -> list[LogitsRows]:
-    """So many rows that want tokens, and prompt log-probabilities from the others."""
+    """Returns so many rows that sample tokens, and prompt log-probabilities for the others."""
     ends = min(num_rows, num_sequences)
     prompts: list[LogitsRows] = [PromptRow(-1, i, 0, 5) for i in range(min(1, num_rows - ends))]
     return [*prompts, *(RowSampling(i, params, 0, 0, prompt_token_ids=(0,)) for i in range(ends))]
@@ -65,7 +65,7 @@ class StepLayout:
     max_model_len: int
 
     def step(self, num_tokens: int, context: int, num_rows: int, slot: int) -> FlatStep:
-        """A step of tokens in the null block, in sequences that are as long as they can be.
+        """Returns a step of tokens in the null block, in sequences as long as possible.
 
         Args:
             context: tokens of each sequence at least, those of the step included.

@@ -1,4 +1,4 @@
-"""One step of two sequences through our forward pass, compared with plain transformers."""
+"""Compares one step of two sequences through our forward pass with plain transformers."""
 
 import torch
 
@@ -21,7 +21,7 @@ def check_forward(
     loaded: LoadedModel, probe: AttentionProbe, kernels: Kernels, block_size: int
 ) -> None:
     """Computes the dry forward's tokens over a small KV cache of their own. Leaves the attention
-    layers bound to that: `install_attention` comes after it.
+    layers bound to that cache: `install_attention` comes afterwards.
 
     Raises:
         UnsupportedModel: what comes out is not what transformers computes.

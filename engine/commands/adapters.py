@@ -1,4 +1,4 @@
-"""AdapterCommands: adapters come and go beside the running engine."""
+"""AdapterCommands: registers and removes adapters beside the running engine."""
 
 import logging
 from collections.abc import Set
@@ -29,7 +29,7 @@ Outcome = AdapterRegistered | AdapterUnregistered | RequestFailed
 
 @dataclass(frozen=True)
 class AdapterTerms:
-    """How an adapter is to be applied; the defaults are the base model's."""
+    """How an adapter is applied; the defaults are the base model's."""
 
     activation: Activation = Activation.ALWAYS
     invocation_tokens: list[int] | None = None
@@ -66,7 +66,8 @@ class AdapterCommands:
         self._unregistering.append(command)
 
     def outcomes(self, in_use: Set[AdapterRef]) -> list[Outcome]:
-        """What was decided since the last call. `in_use`: adapters that sequences still need."""
+        """Returns the outcomes since the last call. `in_use`: adapters that sequences still
+        need."""
         done = [item for item in self._registering if item[1].done()]
         self._registering = [item for item in self._registering if item not in done]
         leaving = [c for c in self._unregistering if c.adapter not in in_use]
@@ -83,7 +84,7 @@ class AdapterCommands:
         return None if ref is None else self._lora.load_error(ref)
 
     def terms(self, ref: AdapterRef | None) -> AdapterTerms:
-        """How to apply an adapter, or the base model for None.
+        """Returns how to apply an adapter, or the base model for None.
 
         Raises:
             RequestRejected: when the engine does not know the adapter, or it is being removed.

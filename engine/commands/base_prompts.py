@@ -1,4 +1,4 @@
-"""BasePromptCommands: base prompts are published, used and retired beside the running requests."""
+"""BasePromptCommands: publishes and retires base prompts beside the running requests."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -35,8 +35,8 @@ Outcome = BasePromptPublished | BasePromptRetired | RequestFailed
 
 
 class BasePromptCommands:
-    """Has base prompts computed by sequences of the operator's, and keeps them until the last
-    request that uses them has ended."""
+    """Computes base prompts with sequences of the operator's, and pins them until the last request
+    that uses them has ended."""
 
     def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, limits: ModelLimits) -> None:
         self._scheduler = scheduler
@@ -52,7 +52,7 @@ class BasePromptCommands:
         return bool(self._publishing or self._retiring)
 
     def publish(self, command: PublishBasePrompt) -> None:
-        """Starts to compute a prompt; the outcome comes out of `outcomes`.
+        """Starts to compute a prompt; the result comes out of `outcomes`.
 
         Raises:
             RequestRejected: it is no prompt, does not fit, or other tokens have its name.
@@ -75,7 +75,7 @@ class BasePromptCommands:
         self._publishing.append((command.request_id, prompt))
 
     def retire(self, command: RetireBasePrompt) -> None:
-        """Takes a prompt from new requests; the outcome comes out of `outcomes`.
+        """Withdraws a prompt from new requests; the result comes out of `outcomes`.
 
         Raises:
             RequestRejected: there is none of this name.
@@ -90,8 +90,9 @@ class BasePromptCommands:
     def apply(
         self, request: GenerateRequest, default: BasePromptRef | None
     ) -> tuple[GenerateRequest, PinnedPrompt | None]:
-        """Puts the base prompt that a request names before its tokens; else its adapter's, unless
-        they begin with it already; else finds the one that they begin with.
+        """Puts a base prompt before a request's tokens: the one that it names, otherwise its
+        adapter's unless the tokens begin with it already; otherwise finds the one that the tokens
+        begin with.
 
         Raises:
             RequestRejected: the base prompt is not published.
@@ -106,7 +107,7 @@ class BasePromptCommands:
         return request, prompt
 
     def count(self, updates: Iterable[SequenceUpdate]) -> None:
-        """Takes in what a step gave out."""
+        """Counts the tokens that a step gave out."""
         for update in updates:
             sequence = update.sequence
             if sequence.base_prompt is None or update.position or sequence.index:
@@ -116,7 +117,7 @@ class BasePromptCommands:
                 self._num_saved_tokens += min(prompt.num_tokens, sequence.num_cached_tokens or 0)
 
     def outcomes(self) -> list[Outcome]:
-        """What was decided since the last call."""
+        """Returns the outcomes since the last call."""
         for prompt in list(self._prompts):
             if prompt.is_lost:
                 self._forget(prompt)
@@ -155,8 +156,8 @@ class BasePromptCommands:
         return sum(holders.values()) - len(holders)
 
     def _reserve(self) -> None:
-        """Keeps the blocks that prompts still need to be computed out of the reach of floors that
-        are raised meanwhile, and of all that runs."""
+        """Reserves the blocks that prompts still need to be computed, so that neither raised floors
+        nor running sequences can take them."""
         kv, chunk = self._scheduler.kv, self._scheduler.limits.max_num_batched_tokens
         pending = [prompt for prompt in self._prompts if not prompt.is_ready]
         missing = 0
@@ -244,7 +245,8 @@ class BasePromptCommands:
             )
 
     def _num_blocks(self, num_tokens: int, chunk: int = 1) -> int:
-        """What a prompt keeps, or needs at most while it is computed in chunks."""
+        """Returns the blocks that a prompt keeps, or needs at most while it is computed in
+        chunks."""
         kv = self._scheduler.kv
         return blocks_at_peak(kv.groups, kv.block_size, num_tokens, chunk)
 

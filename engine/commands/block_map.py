@@ -17,10 +17,10 @@ Counts = Counter[tuple[str, BlockState, int]]  # blocks by owner, state and refe
 def block_map(pool: BlockPool, request_id: str) -> BlockMap:
     """Counts the pool's blocks in runs, sorted by owner, state and reference count.
 
-    A block's number says nothing but where it lies, so blocks that are alike form one run wherever
-    they lie, and nothing is lost by it. Where that is more than 4 kB per 10,000 blocks, first
-    reference counts are rounded down to powers of two, then the owners of the fewest blocks are
-    counted as one, without a name.
+    A block's number says only where it lies, so blocks that are alike form one run wherever they
+    lie, and nothing is lost by it. Where that is more than 4 kB per 10,000 blocks, reference counts
+    are first rounded down to powers of two, then the owners of the fewest blocks are merged into
+    one without a name.
     """
     counts = _count(pool)
     limit = LIMIT_BYTES * -(-len(pool.blocks) // LIMIT_BLOCKS)
@@ -37,7 +37,7 @@ def block_map(pool: BlockPool, request_id: str) -> BlockMap:
 
 
 def _count(pool: BlockPool) -> Counts:
-    """Looks at held blocks only: of the others the pool keeps count, and they may be very many."""
+    """Counts held blocks only: the pool counts the others, of which there may be very many."""
     counts = Counter(_describe(block) for block in pool.blocks if block.ref_count)
     counts[NOBODY, BlockState.NULL, 0] = 1
     counts[NOBODY, BlockState.BLANK, 0] = pool.num_free - pool.num_cached
@@ -62,7 +62,7 @@ def _rounded(counts: Counts) -> Counts:
 
 
 def _named(counts: Counts, num_owners: int) -> Counts:
-    """Leaves the owners of the most blocks their names."""
+    """Keeps the names of the owners of the most blocks."""
     sizes: Counter[str] = Counter()
     for (owner, _, _), count in counts.items():
         sizes[owner] += count

@@ -1,4 +1,4 @@
-"""The shares of tenants: floors and ceilings of KV blocks, and weights of their turns."""
+"""Sets tenants' shares: floors and ceilings of KV blocks, and weights of their turns."""
 
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import FailureCode, SetTenantShares, TenantSharesSet
@@ -6,7 +6,7 @@ from loraplex.engine.scheduling.scheduler import Scheduler
 
 
 def set_tenant_shares(scheduler: Scheduler, command: SetTenantShares) -> TenantSharesSet:
-    """Changes floors, ceilings and weights, from the next step on.
+    """Changes floors, ceilings and weights from the next step on.
 
     Raises:
         RequestRejected: with every fault; then nothing has been changed.

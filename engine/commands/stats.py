@@ -1,4 +1,4 @@
-"""The engine's statistics: counted step by step, and put together from those who keep the books."""
+"""Builds the engine's statistics from the counters of its parts."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from loraplex.engine.scheduling.scheduler import Scheduler, SchedulerOutput, Seq
 
 
 def tenant_stats(scheduler: Scheduler) -> list[TenantStats]:
-    """One entry for each account that was heard of, the operator's included, by name."""
+    """Returns one entry for each known account, the operator's included, by name."""
     pool = scheduler.kv.pool
     running = Counter(sequence.tenant for sequence in scheduler.running)
     waiting: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class StepMetrics:
     def count(
         self, output: SchedulerOutput, updates: list[SequenceUpdate], kv: KVCacheManager
     ) -> None:
-        """Takes in one step, after its update."""
+        """Counts one step, after its update."""
         if not output.scheduled:
             return
         self._num_steps += 1

@@ -1,4 +1,5 @@
-"""A checkpoint's weights into transformers' model: every tensor accounted for, or refused."""
+"""Reads a checkpoint's weights into transformers' model; every tensor is accounted for, or
+refused."""
 
 import re
 from pathlib import Path
@@ -60,13 +61,13 @@ def read_weights(
 
 
 def first_line(error: Exception) -> str:
-    """A library's message as one line that fits into a sentence."""
+    """Returns a library's message as one line that fits into a sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _refuse_adapter(folder: Path) -> None:
-    """transformers merges an adapter that lies beside a model into it, without a word."""
+    """Refuses an adapter beside a model: transformers would silently merge it."""
     if (folder / "adapter_config.json").exists():
         raise UnsupportedModel(
             f"{folder} holds an adapter (adapter_config.json) beside the base model; move the "
@@ -75,7 +76,8 @@ def _refuse_adapter(folder: Path) -> None:
 
 
 def _placement(device: torch.device) -> dict[str, Any]:
-    """Where transformers is to put each weight as it reads it; it needs `accelerate` for that."""
+    """Returns where transformers puts each weight as it reads it; it needs `accelerate` for
+    that."""
     if device.type == "cpu" or not is_accelerate_available():
         return {}
     return {"device_map": {"": device}}
@@ -102,7 +104,8 @@ def _cannot_load(folder: Path, config: PretrainedConfig, error: Exception) -> st
 
 
 def _faults(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
-    """What the checkpoint lacks, has in another shape, or has beyond what the model computes."""
+    """Returns what the checkpoint lacks, has in another shape, or has beyond what the model
+    computes."""
     shapes = [
         f"{name} has shape {list(found)}, not {list(wanted)}"
         for name, found, wanted in sorted(report["mismatched_keys"])
@@ -119,9 +122,9 @@ def _faults(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
 
 
 def _left_over(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
-    """Tensors that are not read though the model has their module, or one of its kind.
+    """Returns tensors that are not read although the model has their module, or one of its kind.
 
-    Others are of parts that this model does not have, such as an image encoder. Where tensors are
+    Other tensors belong to parts that this model lacks, such as an image encoder. Where tensors are
     missing as well, all count: their names may have a wrong prefix.
     """
     unexpected = sorted(report["unexpected_keys"])

@@ -13,7 +13,7 @@ _SAMPLE = 3  # rows by which an activation is compared with the module's
 
 
 class GatedFeedForward(nn.Module):
-    """Stands where a model's own feed-forward layer stood, over its own linears."""
+    """Takes the place of a model's own feed-forward layer, over the same linears."""
 
     def __init__(
         self, gate_up: FusedLinear, down: nn.Module, activation: str, kernels: Kernels
@@ -48,7 +48,7 @@ def replace_feed_forward(model: nn.Module, kernels: Kernels) -> None:
 
 
 def _agree(ours: nn.Module, theirs: nn.Module, weight: Tensor) -> bool:
-    """To the bit, on random rows."""
+    """Returns whether both agree to the bit on random rows."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_SAMPLE, weight.shape[1], generator=generator).to(weight)
     return reproduces(ours, theirs, x)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder into a model: what is refused, in which dtype, on which device."""
+"""Loads a Hugging Face folder as a model: checks it, and chooses dtype, device and length."""
 
 import hashlib
 import logging
@@ -64,7 +64,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The folder's config, if it describes a model that can be served.
+    """Returns the folder's config, if it describes a model that can be served.
 
     Raises:
         UnsupportedModel: saying what is missing or not supported.
@@ -86,9 +86,10 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def revision(folder: Path) -> str:
-    """A digest of the checkpoint: its config, and each weights file's name, size and both ends.
+    """Returns a digest of the checkpoint: its config, and each weights file's name, size and both
+    ends.
 
-    The ends hold the table of tensors and some weights; to read all of a large model takes minutes.
+    The ends hold the table of tensors and some weights; reading all of a large model takes minutes.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
@@ -101,7 +102,7 @@ def revision(folder: Path) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """Where `auto` is CUDA if there is any.
+    """Chooses the device; `auto` is CUDA if available.
 
     Raises:
         ConfigRefused: when CUDA is asked for and is not there.
@@ -114,7 +115,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """Where `auto` is the checkpoint's own, as far as the device computes well in it."""
+    """Chooses the dtype; `auto` is the checkpoint's own, as far as the device computes well in
+    it."""
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
@@ -128,7 +130,7 @@ def choose_dtype(name: str, config: PretrainedConfig, device: torch.device) -> t
 
 
 def choose_max_model_len(asked: int | None, config: PretrainedConfig) -> int:
-    """In tokens; by default what the model's positions allow.
+    """Chooses the maximum length in tokens; by default what the model's positions allow.
 
     Raises:
         ConfigRefused: when the model cannot do the length asked for.
@@ -145,7 +147,8 @@ def choose_max_model_len(asked: int | None, config: PretrainedConfig) -> int:
 
 
 def _refuse_length_dependent_rope(config: PretrainedConfig, length: int) -> None:
-    """Some rotary embeddings change for all rows when one is long: no answer may depend on that."""
+    """Refuses rotary embeddings that change for all rows when one row is long: no answer may depend
+    on its neighbours."""
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type", "default")
         original = rope.get("original_max_position_embeddings") or getattr(
@@ -160,8 +163,8 @@ def _refuse_length_dependent_rope(config: PretrainedConfig, length: int) -> None
 
 
 def _refuse_counted_positions(config: PretrainedConfig, longest: int) -> None:
-    """Some models scale attention by a token's place in the batch from a certain place on, which is
-    its position in one sequence only; `longest`: tokens of a sequence or a step."""
+    """Refuses models that scale attention by a token's place in the batch beyond a certain place,
+    which equals its position in one sequence only; `longest`: tokens of a sequence or a step."""
     text = config.get_text_config()
     first = getattr(text, "floor_scale", None)
     if getattr(text, "attn_temperature_tuning", False) and first and longest >= first:
@@ -173,14 +176,15 @@ def _refuse_counted_positions(config: PretrainedConfig, longest: int) -> None:
 
 
 def _rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
-    """The rotary settings, one for all layers or one for each kind of layer."""
+    """Returns the rotary settings: one for all layers, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     return nested or [rope]
 
 
 def _eos_token_ids(model: PreTrainedModel, vocab_size: int) -> frozenset[int]:
-    """Of the config and the generation config; ids that the model can never sample are left out."""
+    """Returns the end-of-sequence ids of the config and the generation config, without ids that the
+    model can never sample."""
     found: set[int] = set()
     for config in (model.generation_config, model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)

@@ -1,4 +1,4 @@
-"""MaskProbe: how far back the masks that a model makes let a token look."""
+"""MaskProbe: finds out how far back a model's masks let a token look."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +14,7 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, h
 
 
 class MaskProbe:
-    """Makes the masks of one dry forward, and remembers what each would let a long sequence see.
+    """Makes the masks of one dry forward, and records what each would show to a long sequence.
 
     Args:
         longest: tokens of the longest sequence that will be served.
@@ -25,7 +25,7 @@ class MaskProbe:
         self._windows: list[tuple[Tensor, int | None]] = []
 
     def __call__(self, *, mask_function: MaskFunction, **options: Any) -> Tensor:
-        """Called by transformers in place of a mask of its own.
+        """Called by transformers in place of its own mask function.
 
         Returns:
             [batch, 1, queries, keys], to be added to the scores.
@@ -37,7 +37,7 @@ class MaskProbe:
         return mask
 
     def window(self, mask: Tensor | None, option: int | None) -> int | None:
-        """Tokens that a layer attends to, its own included; None: all before it.
+        """Returns how many tokens a layer attends to, its own included; None: all before it.
 
         Args:
             mask: what the layer was given.
@@ -63,7 +63,8 @@ class MaskProbe:
 
 
 def _count_visible(function: MaskFunction, position: int) -> int:
-    """Tokens that the one at a position attends to, its own included and without gaps."""
+    """Returns how many tokens the one at a position attends to, its own included and without
+    gaps."""
     zero, keys = torch.tensor(0), torch.arange(position + 2)
     visible = function(zero, zero, torch.tensor(position), keys).cpu().expand(position + 2)
     count = int(visible.sum())
@@ -73,8 +74,8 @@ def _count_visible(function: MaskFunction, position: int) -> int:
 
 
 def _is_causal(mask: Tensor, window: int | None) -> bool:
-    """Whether a mask [..., T, T], of bools or of numbers to add, hides what comes later, or lies
-    outside the window, and nothing else."""
+    """Returns whether a mask [..., T, T], of bools or of numbers to add, hides exactly what comes
+    later or lies outside the window."""
     shown = mask if mask.dtype == torch.bool else mask == 0
     if shown.dim() < 2 or shown.shape[-1] != shown.shape[-2]:
         return False

@@ -1,4 +1,4 @@
-"""Finding the modules of a model with the place where each hangs, and comparing replacements."""
+"""Finds a model's modules and their places, and compares replacements with them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Place(NamedTuple):
-    """An attribute of a module that holds another one."""
+    """An attribute of a module that holds another module."""
 
     parent: nn.Module
     attribute: str
@@ -18,7 +18,7 @@ class Place(NamedTuple):
 
 
 def places(model: nn.Module) -> list[tuple[Place, nn.Module]]:
-    """Every module below the model, with where it hangs."""
+    """Returns every module below the model, with its place."""
     return [
         (Place(parent, attribute), module)
         for parent in model.modules()
@@ -27,9 +27,9 @@ def places(model: nn.Module) -> list[tuple[Place, nn.Module]]:
 
 
 def reproduces(ours: Callable[..., Any], theirs: Callable[..., Any], *inputs: Tensor) -> bool:
-    """Whether both give the same tensor, or the same tensors, to the bit.
+    """Returns whether both give the same tensor, or the same tensors, to the bit.
 
-    What fails on these inputs, or takes or returns something else, is not the same.
+    A module that fails on these inputs, or takes or returns something else, is not the same.
     """
     try:
         got, want = ours(*inputs), theirs(*inputs)

@@ -1,4 +1,4 @@
-"""Runs a model's RMS norms on our kernel, where they compute one of the forms that it knows."""
+"""Runs a model's RMS norms on our kernel, where they compute one of the forms it knows."""
 
 from functools import partial
 
@@ -14,10 +14,10 @@ _SAMPLE = 3  # rows by which a form is compared with the module
 
 
 class RMSNorm(nn.Module):
-    """Stands where a model's own RMS norm stood."""
+    """Takes the place of a model's own RMS norm."""
 
     def __init__(self, weight: nn.Parameter, scale: Tensor, eps: float, kernels: Kernels) -> None:
-        """`scale` [D] float32 is what rows are multiplied by: the weight, or one more."""
+        """`scale` [D] float32 is the factor of each row: the weight, or the weight plus one."""
         super().__init__()
         self.weight = weight
         self._scale = scale
@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
         self._form = _FORMS[0]
 
     def computes_as(self, module: nn.Module) -> bool:
-        """Takes the form that gives the module's own result to the bit, if one does."""
+        """Adopts the form that gives the module's own result to the bit, if one does."""
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(_SAMPLE, len(self._scale), generator=generator).to(self.weight)
         for form in _FORMS:

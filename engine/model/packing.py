@@ -13,7 +13,7 @@ _SAMPLE = 8  # rows by which an embedding is found to compute what a packed one 
 
 
 class PackedLinear(nn.Module):
-    """Stands where an `nn.Linear` stood."""
+    """Takes the place of an `nn.Linear`."""
 
     def __init__(self, format: LinearFormat, packed: KeptWeight, bias: Tensor | None) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in], unpacked anew at each use."""
+        """Returns the weight [out, in], unpacked anew at each use."""
         return self._packed.unpack()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Stands where the embedding stood that shares its weight with lm_head."""
+    """Takes the place of the embedding that shares its weight with lm_head."""
 
     def __init__(self, packed: KeptWeight, scale: Tensor | float | None) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class PackedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[vocabulary, hidden], unpacked anew at each use."""
+        """Returns the weight [vocabulary, hidden], unpacked anew at each use."""
         return self._packed.unpack()
 
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -51,8 +51,9 @@ class PackedEmbedding(nn.Module):
 
 
 def pack_linears(model: nn.Module, format: LinearFormat) -> None:
-    """Replaces every `nn.Linear` of a dtype of the format, and embeddings tied to one, so that no
-    weight is kept twice. A tied embedding whose class computes something unknown stays as it is."""
+    """Replaces every `nn.Linear` of a dtype of the format, and the embeddings tied to one, so that
+    no weight is stored twice. A tied embedding whose class computes something unknown stays as it
+    is."""
     packed: dict[int, KeptWeight] = {}  # by the id of the weight
     linears = [
         (place, old)
@@ -75,9 +76,10 @@ def pack_linears(model: nn.Module, format: LinearFormat) -> None:
 
 
 def leave_checkpoint(model: nn.Module) -> None:
-    """Copies what is still a view of the mapped checkpoint, so that its files may change or end.
+    """Copies the remaining views of the mapped checkpoint, so that its files may change or end.
 
-    A mapped file that is cut short would end the process, and one view keeps all of it in memory.
+    A mapped file that is cut short would end the process, and a single view keeps all of it in
+    memory.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

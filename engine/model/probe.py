@@ -1,4 +1,4 @@
-"""AttentionProbe: what the attention layers of a model would store, and whether we compute it."""
+"""AttentionProbe: finds out what a model's attention layers store, and whether we compute it."""
 
 import inspect
 import sys
@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = frozenset({"position_ids", "logits_to_keep", "use_cache", "is_
 
 
 class AttentionProbe:
-    """Notes, during one dry forward with plain attention, what each layer would store."""
+    """Records what each layer would store, during one dry forward with plain attention."""
 
     def __init__(self, masks: MaskProbe) -> None:
         self.layers: dict[int, KVLayer] = {}
@@ -93,7 +93,7 @@ def _plain_attention(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """As the module's own file computes it: [batch, tokens, heads, width]."""
+    """Computes attention as the module's own file does: [batch, tokens, heads, width]."""
     query, _, value = heads
     if query.is_meta:
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
@@ -105,7 +105,7 @@ def _plain_attention(
 
 
 def probe_layers(model: PreTrainedModel, max_model_len: int) -> AttentionProbe:
-    """Finds out, by one dry forward of a few tokens, what each attention layer stores.
+    """Finds out what each attention layer stores, by one dry forward of a few tokens.
 
     Raises:
         UnsupportedModel: a layer does not go through the attention interface, or asks for what

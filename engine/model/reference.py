@@ -1,7 +1,7 @@
-"""ReferenceLogits: what plain transformers computes from a few tokens, before anything is replaced.
+"""ReferenceLogits: what plain transformers computes from a few tokens, before any replacement.
 
-The last guard against a model that we would serve wrongly, whatever the reason: one step of two
-sequences through our forward pass must give these logits, up to rounding.
+The last guard against serving a model wrongly, whatever the reason: one step of two sequences
+through our forward pass must give these logits, up to rounding.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class ReferenceLogits:
 
     @property
     def rows(self) -> list[int]:
-        """Of the tokens in one line, those whose logits are there."""
+        """Returns which of the flattened tokens have logits."""
         length, num_rows = self.token_ids.shape[1], self.logits.shape[1]
         ends = range(length, self.token_ids.numel() + 1, length)
         return [row for end in ends for row in range(end - num_rows, end)]
 
     def compare(self, logits: Tensor) -> None:
-        """Takes our logits [R, vocabulary] of `rows`.
+        """Compares our logits [R, vocabulary] of `rows` with these.
 
         Raises:
             UnsupportedModel: they are others.
@@ -81,8 +81,8 @@ def dry_forward(model: PreTrainedModel, max_model_len: int) -> ReferenceLogits:
 
 
 def _common_tokens(model: PreTrainedModel, number: int) -> Tensor:
-    """[number] int64. A model computes with them as it does with text; with tokens that it never
-    saw, such as special and unused ones, it turns rounding errors into large differences."""
+    """Returns common token ids [number] int64. A model computes with them as it does with text;
+    with tokens that it never saw, such as special and unused ones, rounding errors grow large."""
     vocab_size = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     first, step = vocab_size // 50, max(1, vocab_size // 263)
     return (first + step * torch.arange(number, device=model.device)) % vocab_size

@@ -1,4 +1,4 @@
-"""Rotates queries and keys by our kernel, in attention modules whose own rotation it reproduces."""
+"""Rotates queries and keys with our kernel, in attention modules whose rotation it reproduces."""
 
 from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MethodType
@@ -18,10 +18,10 @@ _HEADS, _ROWS, _DIM = 4, 3, 16  # of the sample by which rotations are compared
 
 
 def replace_rotary(modules: Iterable[nn.Module], dtype: torch.dtype, kernels: Kernels) -> None:
-    """Makes the attention modules that rotate by a function which ours equals use ours.
+    """Makes attention modules use our rotation where it equals their own.
 
-    The function is a global name in the code of transformers' module. Each of our modules gets a
-    `forward` of its own that sees another function under this name; nothing else does.
+    Their rotation is a global name in the code of transformers' module. Each such module gets a
+    `forward` of its own that sees another function under this name; nothing else changes.
     """
     for module in modules:
         forward = _rebind(type(module).forward, dtype, kernels)
@@ -30,7 +30,8 @@ def replace_rotary(modules: Iterable[nn.Module], dtype: torch.dtype, kernels: Ke
 
 
 def _rebind(forward: Any, dtype: torch.dtype, kernels: Kernels) -> FunctionType | None:
-    """The same function with our rotation in it, under the same decorators; None: it has none."""
+    """Returns the same function with our rotation in it, under the same decorators; None: it has
+    none."""
     inner = getattr(forward, "__wrapped__", None)
     if inner is not None:
         rebound = _rebind(inner, dtype, kernels)
@@ -43,7 +44,8 @@ def _rebind(forward: Any, dtype: torch.dtype, kernels: Kernels) -> FunctionType 
 
 
 def _wrap_again(wrapper: Any, inner: Any, rebound: FunctionType) -> FunctionType | None:
-    """A decorator's function around another one; None where it does not hold it as we know."""
+    """Returns a decorator's function around another one; None where its closure is not as
+    expected."""
     cells = wrapper.__closure__ or ()
     closure = tuple(CellType(rebound) if c.cell_contents is inner else c for c in cells)
     return None if closure == cells else _copy(wrapper, wrapper.__globals__, closure)
@@ -68,7 +70,8 @@ def _choose(theirs: Rotation, dtype: torch.dtype, kernels: Kernels) -> Rotation:
 
 
 def _agrees(theirs: Rotation, dtype: torch.dtype) -> bool:
-    """To the bit, on random heads that are rotated in full, and in half unless that is refused."""
+    """Returns whether both agree to the bit on random heads, rotated in full, and in half unless
+    that is refused."""
     generator = torch.Generator().manual_seed(0)
 
     def sample(*shape: int) -> Tensor:

@@ -69,9 +69,8 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence. Raises ValueError where it is not waiting."""
         queue = self._queues.get(queue_key(sequence), [])
-        first = bisect_left(
-            queue, sequence.order, key=_order
-        )  # choices of one request have one order
+        # The choices of one request have the same order.
+        first = bisect_left(queue, sequence.order, key=_order)
         del queue[queue.index(sequence, first)]
         if not queue:
             del self._queues[queue_key(sequence)]

@@ -1,6 +1,6 @@
-"""ChatTemplate: messages to prompt text, by the model's own Jinja template. Torch-free.
+"""ChatTemplate: renders messages to prompt text with the model's own Jinja template. Torch-free.
 
-A template is a program that somebody else wrote: `TemplateProcesses` runs it within limits.
+A template is a program of unknown origin: `TemplateProcesses` runs it within limits.
 """
 
 import json
@@ -38,16 +38,16 @@ END_MARK = "qvxend "  # ends the message to continue; the blank shows whether th
 
 
 class TemplateBroken(Exception):
-    """The text is no template; the message says where."""
+    """Raised for a text that is no template; the message says where."""
 
 
 class TemplateRefused(Exception):
-    """The template does not take these messages; the message says why, fit for a caller."""
+    """Raised where the template refuses these messages; the message says why, fit for a caller."""
 
 
 @dataclass(frozen=True)
 class Chat:
-    """What one rendering is given."""
+    """The input of one rendering."""
 
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool
@@ -57,7 +57,7 @@ class Chat:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """Lets `{% generation %}` through: training marks the assistant's tokens with it."""
+    """Accepts `{% generation %}`, with which training marks the assistant's tokens."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares a set
 
@@ -100,7 +100,7 @@ class ChatTemplate:
         return self._render_open(replace(chat, messages=messages), messages)
 
     def _render_open(self, chat: Chat, messages: Messages) -> str:
-        """Ends where the last message does, without what the template puts behind one."""
+        """Renders up to the end of the last message, without what the template puts behind it."""
         *before, last = messages
         content = last["content"]
         if isinstance(content, list):
@@ -134,7 +134,7 @@ class ChatTemplate:
 
 
 def check_syntax(source: str) -> None:
-    """Parses a template and runs nothing of it.
+    """Parses a template without running any of it.
 
     Raises:
         TemplateBroken: if the text is not a valid template.

@@ -1,4 +1,5 @@
-"""Detokenizer: token ids into text as they come, never half a character; and stop strings."""
+"""Detokenizer: decodes tokens to text as they come, never half a character, and finds stop
+strings."""
 
 from tokenizers import Tokenizer
 
@@ -12,11 +13,11 @@ REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Decodes one sequence's output incrementally.
 
-    Text is held back while its last character is incomplete, and while its end could be the
-    beginning of a stop string; `flush` gives what is still held. All deltas together are the
-    decoded output. `stop_tokens` are the stop strings that never become text, by token id. The
-    two-offset method is text-generation-inference's: decode a short window with
-    and without the newest tokens, and give out the difference.
+    Text is held back while its last character is incomplete, and while its end could begin a stop
+    string; `flush` returns what is still held. All deltas together are the decoded output.
+    `stop_tokens` are the stop strings that never become text, by token id. The two-offset method is
+    text-generation-inference's: decode a short window with and without the newest tokens, and
+    return the difference.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Detokenizer:
         return twin
 
     def add(self, token_id: int) -> None:
-        """Decodes one more token; `take` tells what became text."""
+        """Decodes one more token; `take` returns what became text."""
         self._ids.append(token_id)
         text = self._open_text(len(self._ids))
         if text and not text.endswith(REPLACEMENT):
@@ -70,7 +71,7 @@ class Detokenizer:
         return stop
 
     def take(self) -> str:
-        """The text that can be given out now."""
+        """Returns the text that can be given out now."""
         keep = self._num_held_back()
         text, self._held = (
             self._held[: len(self._held) - keep],
@@ -79,16 +80,17 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """All text that is left, a cut character as U+FFFD included. For the end only."""
+        """Returns all remaining text, an incomplete character as U+FFFD. For the end only."""
         self._accept(self._open_text(len(self._ids)), len(self._ids))
         text, self._held = self._held, ""
         return text
 
     def _open_window(self) -> tuple[int, int]:
-        """(start, end) of the context: whole characters only, where the prompt has some.
+        """Returns (start, end) of the context: whole characters only, where the prompt has some.
 
-        A character that the prompt leaves open belongs to the output. One that the context cuts at
-        its start is left out, since byte fallback decodes a run of bytes as a whole or not at all.
+        A character that the prompt leaves incomplete belongs to the output. A character cut by the
+        start of the context is left out, since byte fallback decodes a run of bytes as a whole or
+        not at all.
         """
         length = len(self._ids)
         for end in range(length, max(0, length - MAX_CHAR_TOKENS), -1):
@@ -98,7 +100,7 @@ class Detokenizer:
         return 0, 0 if length < MAX_CHAR_TOKENS else length
 
     def _open_text(self, end: int) -> str:
-        """What the tokens from the accepted ones up to `end` add to the text."""
+        """Returns what the tokens from the accepted ones up to `end` add to the text."""
         before = self._decode(self._window_start, self._read)
         after = self._decode(self._window_start, end)
         if after.startswith(before):
@@ -110,7 +112,8 @@ class Detokenizer:
         self._window_start, self._read = self._read, end
 
     def _settle(self, text: str) -> None:
-        """Keeps the open tokens few where no character can come of them; `text` is theirs."""
+        """Limits the number of open tokens where they cannot become a character; `text` is
+        theirs."""
         if not text:
             del self._ids[self._read :]
             return
@@ -121,7 +124,8 @@ class Detokenizer:
                 return
 
     def _hidden_stops(self) -> dict[int, str]:
-        """Stop strings that are special tokens, by id: left out of the text, they match nothing."""
+        """Returns stop strings that are special tokens, by id: left out of the text, they match
+        nothing."""
         if not self._skip_special_tokens:
             return {}
         named = {self._tokenizer.token_to_id(stop): stop for stop in self._stop}
@@ -134,7 +138,7 @@ class Detokenizer:
         }
 
     def _num_held_back(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Returns the length of the longest end of the held text that begins a stop string."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(self._held)), longest, -1):

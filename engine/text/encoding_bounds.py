@@ -1,4 +1,4 @@
-"""EncodingBounds: no more work on a text than a prompt that fits can need. Torch-free."""
+"""EncodingBounds: limits the work on a text to what a prompt that fits can need. Torch-free."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ COMPOSES = {"NFC", "NFD", "NFKC", "NFKD"}
 
 @dataclass(frozen=True)
 class EncodingBounds:
-    """Of one call.
+    """The bounds of one call.
 
     Args:
         max_tokens: what fits.
@@ -37,8 +37,8 @@ class EncodingBounds:
     is_unwanted: Callable[[], bool]
 
     def check(self, text: str, count: Callable[[str], int]) -> None:
-        """Where the text is unusually long, counts the tokens of its pieces. Cut anywhere, they
-        have a few more than the whole; with twice as many as fit, the whole does not fit either.
+        """Counts the tokens of an unusually long text piece by piece. Pieces have a few more tokens
+        than the whole; with twice as many as fit, the whole does not fit either.
 
         Raises:
             PromptTooLong: if the text cannot fit.
@@ -61,7 +61,7 @@ class EncodingBounds:
 
 
 def characters_per_token(backend: Backend) -> int:
-    """Most characters of a text that one token stands for."""
+    """Returns the most characters of a text that one token stands for."""
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
     shrinks = _shrinkage(_state(backend.normalizer))
     if shrinks is None or not _keeps_all(backend):
@@ -70,7 +70,7 @@ def characters_per_token(backend: Backend) -> int:
 
 
 def _keeps_all(backend: Backend) -> bool:
-    """Whether every character of a normalised text ends up in a token of its own or with others."""
+    """Returns whether every character of a normalised text ends up in a token."""
     added = backend.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip for token in added):
         return False
@@ -89,7 +89,7 @@ def _keeps_all(backend: Backend) -> bool:
 
 
 def _shrinkage(normalizer: dict[str, Any] | None) -> int | None:
-    """How many characters it may turn into one; None where that has no bound."""
+    """Returns how many characters it may turn into one; None where that is unbounded."""
     factor = 1
     for part in _parts(normalizer, "normalizers"):
         kind = part["type"]

@@ -1,4 +1,5 @@
-"""MessageContent: whether a chat template takes a message's content as one text or as parts."""
+"""MessageContent: finds out whether a chat template takes a message's content as text or as
+parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ class Takes(NamedTuple):
 
 
 class MessageContent:
-    """Finds out by trying, once for each role, and puts messages into a form that is taken.
+    """Tries each role once, and converts messages into a form that the template takes.
 
     Args:
         render: one chat's text; may raise anything where the template refuses it.
@@ -29,7 +30,8 @@ class MessageContent:
         self._known: dict[str, Takes] = {}
 
     def adapt(self, messages: Sequence[Message]) -> Messages:
-        """The same messages: parts where they are taken, else one text, and the other way round."""
+        """Returns the same messages, with parts where the template takes them and one text
+        otherwise, or the reverse."""
         return [self._adapt(message) for message in messages]
 
     def _adapt(self, message: Message) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class MessageContent:
 
 
 def text_of(content: object) -> str:
-    """One text of a message's content, whichever form it has."""
+    """Returns a message's content as one text, whichever form it has."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return str(content)

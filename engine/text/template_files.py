@@ -1,4 +1,4 @@
-"""TemplateFiles: the chat templates that a Hugging Face folder holds, by name."""
+"""TemplateFiles: reads the chat templates of a Hugging Face folder, by name."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ DEFAULT = "default"  # the name of the one that is used where none is named
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file.
+    """Returns the object in a file; empty where there is no file.
 
     Raises:
         UnsupportedModel: if it holds something else.
@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Raises UnsupportedModel for a file that is not UTF-8."""
+    """Returns a file's text. Raises UnsupportedModel where it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
 
 
 def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Template texts by name, from the places that transformers knows; later ones win.
+    """Returns template texts by name, from the places that transformers knows; later ones win.
 
     Args:
         config: what tokenizer_config.json holds.
@@ -55,7 +55,8 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_config(templates: object, where: Path) -> dict[str, str]:
-    """A text, or a list of {"name", "template"}, or an object of templates by name."""
+    """Returns templates from a text, a list of {"name", "template"}, or an object of templates by
+    name."""
     if not templates:
         return {}
     if isinstance(templates, str):

@@ -1,4 +1,4 @@
-"""TemplateProcesses: runs chat templates where they can be ended, whatever they do.
+"""TemplateProcesses: runs chat templates in processes that can be ended, whatever they do.
 
 A template is a program, and it may be a tenant's. In a process of its own it is ended by the system
 beyond its time, fails beyond its memory, and finds no secret in its environment.
@@ -25,7 +25,7 @@ OVER_TIME = -signal.SIGPROF
 
 
 class TemplateProcesses:
-    """As many processes as chats are rendered at once; each is used again.
+    """Keeps as many processes as chats are rendered at once; each is reused.
 
     `render` and `check` may be called from several threads.
     """
@@ -36,11 +36,12 @@ class TemplateProcesses:
         weakref.finalize(self, _end_all, self._idle)
 
     def render(self, source: str, chat: Chat) -> str:
-        """Raises PromptRejected where the template refuses the chat, or goes beyond its limits."""
+        """Renders a chat. Raises PromptRejected where the template refuses it or exceeds its
+        limits."""
         return self._ask(source, chat)
 
     def check(self, source: str) -> None:
-        """Raises UnsupportedModel where the text is no template."""
+        """Checks a template. Raises UnsupportedModel where the text is none."""
         self._ask(source, None)
 
     def close(self) -> None:
@@ -94,14 +95,15 @@ class _Process:
         self._connection = Connection(ours.detach())
 
     def ask(self, question: bytes) -> bytes:
-        """Raises EOFError or OSError if the process ends over it, or does not answer."""
+        """Sends a chat. Raises EOFError or OSError if the process ends meanwhile or does not
+        answer."""
         self._connection.send_bytes(question)
         if not self._connection.poll(MAX_SECONDS):
             raise EOFError
         return self._connection.recv_bytes()
 
     def end(self) -> int:
-        """Its exit status."""
+        """Ends the process and returns its exit status."""
         self._connection.close()
         self._process.kill()
         return self._process.wait()

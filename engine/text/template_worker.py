@@ -1,6 +1,6 @@
-"""The process that chat templates run in: one chat after another, within limits of its own.
+"""The process that runs chat templates: one chat after another, within limits of its own.
 
-Imports little, since it is started anew whenever a template goes beyond them.
+It imports little, since it is started anew whenever a template exceeds them.
 """
 
 import pickle
@@ -46,7 +46,7 @@ def _render(source: str, chat: Chat | None) -> str:
 
 
 def main() -> None:
-    """Serves until its parent is gone. Beyond its time, the system ends it (SIGPROF)."""
+    """Serves until its parent ends. Beyond its time, the system ends it (SIGPROF)."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     with Connection(int(sys.argv[1])) as parent:

@@ -1,4 +1,4 @@
-"""TextOffsets: where in a text each of its tokens begins."""
+"""TextOffsets: the place in a text where each of its tokens begins."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from loraplex.engine.text.detokenizer import Detokenizer
 class TextOffsets:
     """Follows one text token by token.
 
-    The tokens of one character all begin where it does, and one that is left out of the text begins
-    where the next does.
+    The tokens of one character all begin where it does; a token left out of the text begins where
+    the next one does.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class TextOffsets:
         self._length = 0
 
     def add(self, token_id: int) -> int:
-        """The token's offset in characters."""
+        """Returns the token's offset in characters."""
         offset = self._length
         self._detokenizer.add(token_id)
         self._length += len(self._detokenizer.take())
@@ -35,7 +35,8 @@ class TextOffsets:
 
 
 def offsets_in(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
-    """The offset of each token in a text that may show special tokens which decoding leaves out."""
+    """Returns the offset of each token in a text that may show special tokens which decoding leaves
+    out."""
     offsets = TextOffsets(tokenizer)
     found, num_shown = [], 0  # characters of special tokens
     for token_id in token_ids:

@@ -1,4 +1,4 @@
-"""TokenText: what a single token looks like, for logprobs."""
+"""TokenText: the text of a single token, for log-probabilities."""
 
 import re
 
@@ -12,14 +12,15 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE's stand-in of each byte: itself where printable, else from U+0100 on."""
+    """Returns byte-level BPE's stand-in for each byte: itself where printable, otherwise from
+    U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 class TokenText:
-    """Text and bytes of tokens, each taken alone: of a part of a character only the bytes tell."""
+    """Text and bytes of tokens, each taken alone: a part of a character has only bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -27,13 +28,13 @@ class TokenText:
         self._known: dict[int, tuple[str, list[int]]] = {}
 
     def describe(self, token_id: int) -> tuple[str, list[int]]:
-        """(text, UTF-8 bytes)."""
+        """Returns (text, UTF-8 bytes)."""
         if token_id not in self._known:
             self._known[token_id] = self._describe(token_id)
         return self._known[token_id]
 
     def with_text(self, logprobs: Logprobs) -> PositionLogprobs:
-        """Log-probabilities as callers see them."""
+        """Returns log-probabilities as callers see them."""
         own = self._entry(logprobs.token_id, logprobs.logprob, logprobs.rank)
         top = [self._entry(*pair, rank) for rank, pair in enumerate(logprobs.top, start=1)]
         return PositionLogprobs(own, top)

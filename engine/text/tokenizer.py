@@ -84,12 +84,13 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids have a text, added tokens included. The model's own may be larger."""
+        """Returns how many ids have a text, added tokens included. The model's vocabulary may be
+        larger."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def default_stop(self) -> tuple[str, ...]:
-        """Where a turn ends for a model that was never taught to end one."""
+        """Returns a stop string for models that were never taught to end a turn."""
         return () if self.has_own_chat_template else DEFAULT_STOP
 
     @cached_property
@@ -102,8 +103,8 @@ class Tokenizer:
         return bos is not None and self.encode("")[:1] == [self._backend.token_to_id(bos)]
 
     def within(self, max_tokens: int, is_unwanted: Callable[[], bool]) -> "Tokenizer":
-        """The same, but `encode` refuses what cannot fit after bounded work, and ends where
-        nobody wants the result any more, with concurrent.futures.CancelledError."""
+        """Returns the same tokenizer, but `encode` refuses what cannot fit after bounded work, and
+        stops where the result is no longer wanted, with concurrent.futures.CancelledError."""
         bounded = copy.copy(self)
         bounded._bounds = EncodingBounds(max_tokens, self._characters_per_token, is_unwanted)
         return bounded
@@ -129,7 +130,7 @@ class Tokenizer:
         return list(encodings[0].ids)
 
     def encode_end(self, text: str, num_tokens: int, add_special_tokens: bool = True) -> list[int]:
-        """The last tokens of a text, at most so many. The work is bounded by their number.
+        """Returns at most so many last tokens of a text. The work is bounded by their number.
 
         Raises:
             PromptRejected: for a lone surrogate, which is no character.
@@ -142,7 +143,7 @@ class Tokenizer:
 
     @property
     def default_template(self) -> str | None:
-        """The model's own chat template that is used where none is named."""
+        """Returns the model's own chat template that is used where none is named."""
         return self.templates.get(DEFAULT) if self.has_own_chat_template else None
 
     def check_template(self, template: str) -> None:
@@ -153,18 +154,18 @@ class Tokenizer:
             raise UnsupportedModel(error.message) from error
 
     def special_in(self, text: str) -> str | None:
-        """The first special token that a text holds, if any."""
+        """Returns the first special token in a text, if any."""
         found = (self._special.get(token) for token in self.encode(text, False))
         return next((content for content in found if content is not None), None)
 
     def text_offsets(
         self, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True
     ) -> TextOffsets:
-        """To follow the text that comes behind a prompt."""
+        """Follows the text behind a prompt."""
         return TextOffsets(self._backend, prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     def offsets_in(self, token_ids: Sequence[int], text: str) -> list[int]:
-        """Where in their text tokens begin, in characters."""
+        """Returns where in their text tokens begin, in characters."""
         return offsets_in(self._backend, token_ids, text)
 
     def render_chat(
@@ -177,7 +178,7 @@ class Tokenizer:
         continues_last: bool = False,
         template: str | None = None,
     ) -> str:
-        """The prompt's text with every special token in it: encode it without adding more.
+        """Returns the prompt's text with every special token in it: encode it without adding more.
 
         Args:
             variables: more names for the template, where it knows any.

@@ -14,7 +14,7 @@ from loraplex.kernels.kernel_set import Kernels
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """Where the flat rows of one step belong."""
+    """The places of one step's flat rows."""
 
     spans: QuerySpans  # of S sequences
     slot_mapping: list[Tensor]  # per group: [T] int64

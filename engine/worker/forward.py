@@ -10,7 +10,7 @@ from loraplex.engine.worker.input_batch import InputBatch
 
 
 class Forward:
-    """Runs transformers' own model, with our attention and linears in it.
+    """Runs transformers' own model with our attention and linears in it.
 
     Attributes:
         lora_capacity: of the batches of adapters that it is to be given; None: any.
@@ -23,7 +23,7 @@ class Forward:
         lora: LoRAContext,
         num_slots: int | None = None,
     ) -> None:
-        """`num_slots`: of adapters, where kernels are compiled for their number."""
+        """`num_slots`: adapter slots, where kernels are compiled for their number."""
         self.device: torch.device = loaded.device
         self.lora_capacity = num_slots
         self._model = loaded.model
@@ -31,7 +31,7 @@ class Forward:
         self._lora = lora
 
     def __call__(self, batch: InputBatch) -> Tensor:
-        """-> [R, V] logits of the rows that need them."""
+        """Returns the logits [R, V] of the rows that need them."""
         self._attention.batch = batch.attention
         self._lora.hidden, self._lora.logits = batch.hidden_lora, batch.logits_lora
         try:

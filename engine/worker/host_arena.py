@@ -9,7 +9,7 @@ from loraplex.kernels.pinned_memory import pinned as pinned_memory
 
 
 class HostArena:
-    """Blocks in host memory, laid out as they are on the device."""
+    """Blocks in host memory, laid out as on the device."""
 
     def __init__(
         self, num_slots: int, widths: list[int], dtype: torch.dtype, *, pinned: bool
@@ -41,11 +41,11 @@ class HostArena:
         return self.storage.bytes_per_block
 
     def read(self, slot: int) -> bytes:
-        """A copy of a block, its parts one after another."""
+        """Returns a copy of a block, its parts one after another."""
         return b"".join(part[slot].tobytes() for part in self._bytes)
 
     def write(self, slot: int, content: bytes | memoryview) -> None:
-        """Takes in what `read` gave out."""
+        """Writes what `read` returned."""
         start = 0
         for part in self._bytes:
             end = start + part.shape[1]
@@ -54,7 +54,7 @@ class HostArena:
 
 
 def _pinned_rows(num_slots: int, widths: list[int], dtype: torch.dtype) -> list[Tensor]:
-    """All in one piece, which is pinned at one go."""
+    """Allocates all rows in one piece, which is pinned at once."""
     sizes = [num_slots * width for width in widths]
     memory = pinned_memory(sum(sizes), dtype=dtype)
     parts = zip(torch.split(memory, sizes), widths, strict=True)

@@ -26,7 +26,7 @@ class InputBatch:
     def of(
         cls, step: FlatStep, device: torch.device, lora_capacity: int | None = None
     ) -> "InputBatch":
-        """In memory of its own, of the step's very sizes.
+        """Builds the batch in memory of its own, of exactly the step's sizes.
 
         Args:
             lora_capacity: as `LoRABatch.build` takes it; kernels are compiled for each one anew.

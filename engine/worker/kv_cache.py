@@ -14,7 +14,7 @@ from loraplex.kernels.kernel_set import Kernels
 
 
 class BlockStorage:
-    """The same rows of several tensors are read, written and copied together."""
+    """Several tensors whose equal rows are read, written and copied together."""
 
     def __init__(self, rows: Sequence[Tensor], kernels: Kernels) -> None:
         """`rows`: [N, E_j], each contiguous, of one dtype and device, which `kernels` serve."""
@@ -31,7 +31,7 @@ class BlockStorage:
 
     @property
     def widths(self) -> list[int]:
-        """Numbers that a block takes in each tensor."""
+        """Returns how many numbers a block takes in each tensor."""
         return [row.shape[1] for row in self.rows]
 
     @property
@@ -49,26 +49,27 @@ class BlockStorage:
             self._kernels.gather_blocks(row, ids, blocks)
 
     def read(self, block_ids: Sequence[int]) -> list[bytes]:
-        """Copies of blocks on the host, each as its parts one after another."""
+        """Returns copies of blocks on the host, each as its parts one after another."""
         ids = torch.tensor(block_ids, device=self.rows[0].device)
         parts = [row[ids].cpu().view(torch.uint8).numpy() for row in self.rows]
         return [b"".join(part[i].tobytes() for part in parts) for i in range(len(block_ids))]
 
     def scatter(self, ids: Tensor, blocks: Sequence[Tensor]) -> None:
-        """The inverse of `gather`; each id but once."""
+        """The inverse of `gather`; no id may appear twice."""
         for row, part in zip(self.rows, blocks, strict=True):
             self._kernels.scatter_blocks(row, ids, part)
 
 
 def kv_format_of(dtype: torch.dtype) -> KVFormat:
-    """The format that keeps keys and values as the model computes them."""
+    """Returns the format that stores keys and values as the model computes them."""
     return KVFormat(str(dtype).removeprefix("torch."), dtype.itemsize)
 
 
 def numbers_per_block(
     layers: list[KVLayer], groups: list[KVGroup], block_size: int, kv_format: KVFormat
 ) -> list[int]:
-    """Numbers that a block takes in each storage; storage j serves each group's j-th layer."""
+    """Returns how many numbers a block takes in each storage; storage j serves each group's j-th
+    layer."""
     by_index = {layer.index: layer for layer in layers}
     return [
         max(
@@ -105,7 +106,7 @@ class KVCache:
         self._place = {index: j for group in groups for j, index in enumerate(group.layers)}
 
     def layer(self, layer: KVLayer) -> tuple[Tensor, Tensor]:
-        """The layer's keys [N, KVH, BS, Dk] and values [N, KVH, BS, Dv], as views."""
+        """Returns views of the layer's keys [N, KVH, BS, Dk] and values [N, KVH, BS, Dv]."""
         storage = self.storage.rows[self._place[layer.index]]
         heads, size = layer.num_kv_heads, self._block_size
         split = self.format.key_numbers(layer, size)

@@ -1,4 +1,4 @@
-"""How many KV blocks there are, and whether one sequence of the maximum length fits."""
+"""Chooses the number of KV blocks, and checks that a sequence of the maximum length fits."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True)
 class KVMemory:
-    """What KV blocks cost.
+    """The cost of KV blocks.
 
     A block holds `block_size` tokens for the layers of one group; a sequence has a table per group.
     """
@@ -42,7 +42,7 @@ class KVMemory:
         return blocks_at_peak(self.groups, self.block_size, num_tokens, chunk)
 
     def longest(self, num_blocks: int, chunk: int) -> int:
-        """The longest sequence that this many blocks hold, in tokens."""
+        """Returns the length in tokens of the longest sequence that this many blocks hold."""
         low, high = 0, num_blocks * self.block_size
         while low < high:
             middle = (low + high + 1) // 2
@@ -51,8 +51,8 @@ class KVMemory:
         return low
 
     def num_blocks(self, budget: int, max_model_len: int, max_num_seqs: int, chunk: int) -> int:
-        """Blocks to allocate within a budget of bytes, the null block included; never more than
-        the largest batch could use.
+        """Returns the blocks to allocate within a budget of bytes, the null block included; never
+        more than the largest batch could use.
 
         Raises:
             ConfigRefused: with the arithmetic, if one sequence of the maximum length does not fit.
@@ -77,7 +77,8 @@ class KVMemory:
 
 
 def default_adapter_memory(numbers_per_rank: int, num_slots: int, dtype: torch.dtype) -> int:
-    """Bytes for resident adapters: all slots with a usual rank, or one with the largest.
+    """Returns the bytes for resident adapters: all slots with a usual rank, or one with the
+    largest.
 
     Args:
         numbers_per_rank: of an adapter on all linears.
@@ -86,10 +87,10 @@ def default_adapter_memory(numbers_per_rank: int, num_slots: int, dtype: torch.d
 
 
 def free_memory(device: torch.device, reserved: int = 0) -> int:
-    """Bytes that the KV cache may take by default: a share of what is really free on the device,
-    after `reserved` bytes that something else will take.
+    """Returns the bytes that the KV cache may take by default: a share of the memory that is free
+    on the device, after `reserved` bytes for other uses.
 
-    On CUDA what torch holds counts as used: the memory of steps that ran before.
+    On CUDA, memory that torch holds counts as used: it belongs to the steps that ran before.
     """
     if device.type == "cuda":
         free, share = float(torch.cuda.mem_get_info(device)[0]), CUDA_SHARE
@@ -108,7 +109,7 @@ def readable(num_bytes: int) -> str:
 
 
 def _cgroup_headroom() -> float:
-    """What a container's memory limit leaves; infinite where there is no limit."""
+    """Returns what a container's memory limit leaves; infinite without a limit."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())

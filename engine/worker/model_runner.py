@@ -1,4 +1,4 @@
-"""ModelRunner: one step on the device, from its input to what is sampled."""
+"""ModelRunner: runs one step on the device, from its input to the sampled tokens."""
 
 from typing import Protocol
 
@@ -24,10 +24,10 @@ class RecordedSteps(Protocol):
     description: str
 
     def run(self, step: FlatStep) -> Tensor | None:
-        """-> [R, V] logits, there until the next step; None where such a step is not recorded."""
+        """Returns logits [R, V], valid until the next step; None where the step is not recorded."""
 
     def prepare(self) -> bool:
-        """Records something now that would else be recorded when it is needed.
+        """Records a step ahead of its first use.
 
         Returns:
             Whether there is more.
@@ -42,7 +42,7 @@ class AdapterPlacer(Protocol):
 
 
 class ModelRunner:
-    """Computes what the scheduler chose, by replay where that can be."""
+    """Computes what the scheduler chose, by replay where possible."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Prefault: KV memory that the system has given before a block in it is first used."""
+"""Prefault: has the system provide KV memory before its blocks are first used."""
 
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.worker.kv_cache import BlockStorage
@@ -9,7 +9,7 @@ AHEAD = 256 << 20  # bytes behind the last block that was ever used
 
 
 class Prefault:
-    """Keeps some never used blocks ready, in pieces, while the engine has nothing else to do.
+    """Keeps some unused blocks ready, piece by piece, while the engine is idle.
 
     A page of fresh memory costs its first writer a fault, which on a virtual machine can take
     longer than computing what is written.
@@ -22,7 +22,7 @@ class Prefault:
         self._is_on_host = storage.rows[0].device.type == "cpu"
 
     def prepare(self) -> bool:
-        """Warms a piece.
+        """Touches the next piece.
 
         Returns:
             Whether there is more to be warmed now.

@@ -1,7 +1,7 @@
-"""Sampler: logits into tokens, the same for a sequence whatever runs beside it.
+"""Sampler: turns logits into tokens, for each sequence independently of all others.
 
 A sequence's randomness is a number computed from (seed, choice, position), not the state of a
-generator: so batching, preemption, drafts and restarts cannot change what is drawn.
+generator: batching, preemption, drafts and restarts cannot change what is drawn.
 """
 
 import math
@@ -70,7 +70,7 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Sequence[LogitsRows]) -> StepOutput:
         """Chooses tokens and reads log-probabilities.
 
-        A row from which nothing can be chosen fails its sequence, and no other.
+        A row from which no token can be chosen fails its sequence and no other.
 
         Args:
             logits: [R, V], any float dtype; the model's own.
@@ -96,7 +96,8 @@ class Sampler:
         return result
 
     def _choose_all(self, logits: Tensor, rows: list[_Row]) -> dict[int, list[int]]:
-        """-> by index of the row, a token for each of its choices; none where none is possible."""
+        """Returns, by row index, a token for each of the row's choices; none where none is
+        possible."""
         chosen = self._choose(logits, {row.index: row for row in rows if not row.changes_logits})
         changed = [row for row in rows if row.changes_logits]
         if changed:
@@ -113,7 +114,8 @@ class Sampler:
         return chosen
 
     def _choose(self, logits: Tensor, rows: dict[int, _Row]) -> dict[int, list[int]]:
-        """logits [R, V] and what wants a token from which row -> as `_choose_all`."""
+        """Chooses tokens from logits [V] for each pair of a row and what it needs; returns them as
+        `_choose_all`."""
         chosen: dict[int, list[int]] = {}
         greedy = {i: row for i, row in rows.items() if row.params.is_greedy}
         if greedy:
@@ -158,7 +160,8 @@ class Sampler:
 def _samples(
     logits: Tensor, group: list[_Row], chosen: dict[int, list[int]]
 ) -> list[list[SampledToken]]:
-    """Per choice of one sequence, its next tokens: as far as the drafts were right."""
+    """Returns, for each choice of one sequence, its next tokens: as far as the drafts were
+    right."""
     first, drafts = group[0], group[0].of.drafts
     if not drafts:
         return [[_sampled(logits, first, token)] for token in chosen[first.index]]
@@ -181,7 +184,7 @@ def _sampled(logits: Tensor, row: _Row, token: int) -> SampledToken:
 
 
 def _process(logits: Tensor, row: _Row) -> Tensor:
-    """Bias, penalties, minimum length and mask; logits [V] -> [V] float32, a copy."""
+    """Applies bias, penalties, minimum length and mask; logits [V] -> [V] float32, a copy."""
     params = row.params
     logits = logits.to(torch.float32, copy=True)
     if params.logit_bias:
@@ -199,7 +202,7 @@ def _process(logits: Tensor, row: _Row) -> Tensor:
 
 
 def _logprobs(logits: Tensor, token: int, num_top: int) -> Logprobs:
-    """Of the model's own distribution. logits [V]."""
+    """Returns log-probabilities of the model's own distribution. logits [V]."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     above = (logprobs > logprobs[token]).sum()
     values, tokens = torch.topk(logprobs, min(num_top, len(logprobs)))
@@ -215,7 +218,7 @@ def _logprobs(logits: Tensor, token: int, num_top: int) -> Logprobs:
 
 
 def _finite(logprob: float) -> float:
-    """-inf and NaN are no JSON."""
+    """Replaces -inf and NaN, which JSON cannot express."""
     return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
@@ -243,7 +246,7 @@ def apply_penalties(
 
 
 def draw_settings(params: list[SamplingParams], device: torch.device) -> DrawSettings:
-    """Of one draw for each of these."""
+    """Returns the settings of one draw for each of these."""
     return DrawSettings(
         torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
         torch.tensor([max(p.top_k, 0) for p in params], device=device),

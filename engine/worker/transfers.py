@@ -14,27 +14,28 @@ class Staging:
     """Blocks of several widths in one flat tensor, so that one copy moves them all."""
 
     def __init__(self, widths: list[int], make: Callable[[int], Tensor]) -> None:
-        """`make` makes a flat tensor of so many numbers."""
+        """`make` returns a flat tensor of so many numbers."""
         self._widths = widths
         self._make = make
         self._flat = make(0)
 
     def flat(self, num_blocks: int) -> Tensor:
-        """The part that so many blocks take: valid until more are asked for."""
+        """Returns the part for so many blocks; valid until the next call."""
         needed = num_blocks * sum(self._widths)
         if len(self._flat) < needed:
             self._flat = self._make(max(needed, 2 * len(self._flat)))
         return self._flat[:needed]
 
     def parts(self, num_blocks: int) -> list[Tensor]:
-        """The same as [C, E_j] for each width."""
+        """Returns the same part as [C, E_j] for each width."""
         sizes = [num_blocks * width for width in self._widths]
         parts = torch.split(self.flat(num_blocks), sizes)
         return [part.view(num_blocks, -1) for part in parts]
 
 
 class HostTransfers:
-    """For a device whose memory is the host's own: each move is done when it returns."""
+    """Moves blocks of a device whose memory is the host's own: each move is complete when it
+    returns."""
 
     def __init__(self, device: BlockStorage, arena: BlockStorage) -> None:
         self._device = device
@@ -67,7 +68,7 @@ class HostTransfers:
 
 
 def id_tensors(pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """[C] int64 of what moves, and of where to."""
+    """Returns the ids [C] int64 of the moved blocks and of their targets."""
     return torch.tensor([a for a, _ in pairs]), torch.tensor([b for _, b in pairs])
 
 
@@ -76,17 +77,17 @@ STAGED_ON_DEVICE = 2 * _STAGED_BYTES  # what `CudaTransfers` takes of a GPU's me
 
 
 class CudaTransfers:
-    """What leaves is gathered before the step and copied out while the step is computed. What comes
-    is copied in before the step, which needs it.
+    """Moves blocks of a GPU. Offloaded blocks are gathered before the step and copied out while it
+    is computed; fetched blocks are copied in before the step, which needs them.
 
-    Its memory is taken at once, and never grows: more blocks go in several parts, of which only the
-    last one is copied out beside the step.
+    Its memory is allocated at once and never grows: more blocks go in several parts, of which only
+    the last one is copied out during the step.
     """
 
     def __init__(
         self, device: BlockStorage, arena: BlockStorage, staged_bytes: int = _STAGED_BYTES
     ) -> None:
-        """`staged_bytes`: of one direction, on either side; one block's at least.
+        """`staged_bytes`: for one direction, on either side; at least one block's.
 
         Raises:
             OSError: so much pinned memory is not to be had.
@@ -128,7 +129,7 @@ class CudaTransfers:
         return self._device.read(block_ids)
 
     def _parts(self, pairs: Sequence[tuple[int, int]]) -> list[Sequence[tuple[int, int]]]:
-        """As many at a time as there is memory for."""
+        """Splits moves into parts that fit into the staging memory."""
         starts = range(0, len(pairs), self._most)
         return [pairs[start : start + self._most] for start in starts]
 

@@ -1,4 +1,4 @@
-"""Decode steps recorded as graphs for a ladder of sizes, and replayed."""
+"""Decode steps, recorded as CUDA graphs for a ladder of sizes and replayed."""
 
 import logging
 import warnings
@@ -17,25 +17,25 @@ logger = logging.getLogger(__name__)
 
 
 class CaptureRefused(Exception):
-    """The model's forward pass cannot be replayed; the message says why."""
+    """Raised where the model's forward pass cannot be replayed; the message says why."""
 
 
 class StepGraph(Protocol):
     """A forward pass over fixed memory."""
 
     def play(self) -> Tensor:
-        """-> [R, V] logits of what is in the inputs now; they are there until the next step."""
+        """Returns the logits [R, V] of the current inputs; valid until the next step."""
 
 
 class GraphCapture(Protocol):
-    """How a kind of device records a forward pass."""
+    """The way in which a kind of device records a forward pass."""
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Numbers of rows that steps are padded to, ascending."""
+        """Returns the numbers of rows that steps are padded to, ascending."""
 
     def capture(self, forward: Callable[[], Tensor]) -> StepGraph:
-        """Records what `forward` does; it may be called more than once.
+        """Records `forward`, which may be called more than once.
 
         Raises:
             CaptureRefused: it cannot be replayed.
@@ -46,7 +46,7 @@ class StepGraphs:
     """The graphs of one model: steps in which every sequence has one new token and wants its
     logits.
 
-    Steps with adapters are recorded apart, so that a batch of base rows does nothing for LoRA.
+    Steps with adapters are recorded apart, so that a batch of base rows does no work for LoRA.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class StepGraphs:
         forward: Callable[[InputBatch], Tensor],
         num_slots: int,
     ) -> None:
-        """Records all sizes at once, so that no request waits for it. `num_slots`: of adapters."""
+        """Records all sizes at once, so that no request waits for it. `num_slots`: adapter
+        slots."""
         self._buffers = buffers
         self._sizes = capture.sizes
         self._graphs: dict[tuple[int, bool], StepGraph] = {}  # by rows, with LoRA or not
@@ -72,8 +73,8 @@ class StepGraphs:
         self.description = "; ".join([counted, *reasons])
 
     def run(self, step: FlatStep) -> Tensor | None:
-        """-> [S, V] logits of a decode step of S sequences, or None where the step is another one
-        or is not recorded."""
+        """Returns the logits [S, V] of a decode step of S sequences; None for any other step, or
+        one that is not recorded."""
         count = len(step.seq_lens)
         num_rows = next((size for size in self._sizes if size >= count), None)
         if num_rows is None or not len(step.token_ids) == len(step.logits_indices) == count:
@@ -110,14 +111,15 @@ _STEP = 8  # between the sizes from here on
 
 
 def ladder(max_rows: int) -> list[int]:
-    """The sizes that decode steps are padded to: 1, 2, 4, then multiples of 8, `max_rows` last."""
+    """Returns the sizes that decode steps are padded to: 1, 2, 4, then multiples of 8, and
+    `max_rows`."""
     small = [size for size in (1, 2, 4) if size < max_rows]
     return [*small, *range(_STEP, max_rows, _STEP), max_rows]
 
 
 @dataclass(frozen=True)
 class CudaGraph:
-    """A recorded forward pass, whose results go where those of the other graphs go, too."""
+    """A recorded forward pass, which shares the place of its results with the other graphs."""
 
     graph: torch.cuda.CUDAGraph
     logits: Tensor
@@ -129,10 +131,10 @@ class CudaGraph:
 
 
 class CudaCapture:
-    """Records CUDA graphs, which share their memory: one runs at a time.
+    """Records CUDA graphs that share their memory: one runs at a time.
 
-    Logits leave a graph's own memory at its end: were they kept there, the memory of each graph
-    would be closed to the next.
+    Logits leave a graph's own memory at its end: kept there, they would close each graph's memory
+    to the next.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -162,8 +164,8 @@ class CudaCapture:
         return CudaGraph(graph, logits)
 
     def _warm_up(self, forward: Callable[[], Tensor]) -> Tensor:
-        """Lets libraries allocate and kernels be compiled, then makes sure that nothing waits for
-        the GPU: a recording would break off there, and leave torch's allocator in its middle.
+        """Lets libraries allocate and kernels compile, then makes sure that nothing waits for the
+        GPU: a recording would break off there and leave torch's allocator in the middle of it.
 
         Returns:
             What `forward` gives.
@@ -183,19 +185,20 @@ class CudaCapture:
             before.wait_stream(self._stream)
 
     def _place_of(self, logits: Tensor) -> Tensor:
-        """The rows of the shared memory that such logits go to."""
+        """Returns the rows of the shared memory for such logits."""
         if self._logits is None:
             self._logits = logits.new_zeros(self.sizes[-1], logits.shape[1])
         return self._logits[: len(logits)]
 
     def _begin_anew(self) -> None:
-        """A recording that broke off may have left its memory and its stream in the middle."""
+        """Replaces the memory and the stream, which a broken recording may have left unusable."""
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _is_about_replay(error: RuntimeError) -> bool:
-    """Whether the pass does what cannot be recorded, while nothing is wrong with the GPU."""
+    """Returns whether the pass failed because it cannot be recorded, while the GPU itself is
+    fine."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     text = str(error)

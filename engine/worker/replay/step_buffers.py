@@ -25,21 +25,21 @@ class StepSize(NamedTuple):
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
     def grown(self, other: "StepSize") -> "StepSize":
-        """The smallest that holds both."""
+        """Returns the smallest size that holds both."""
         return StepSize(*map(max, self, other))
 
 
 class StepBuffers:
-    """Inputs of one step after another, always on the same memory.
+    """The inputs of one step after another, always in the same memory.
 
-    So a forward pass over them can be recorded once and replayed. Tokens, sequences and rows that
-    a step has less than its size are padding: they write nowhere and belong to the base model.
+    A forward pass over them can therefore be recorded once and replayed. Tokens, sequences and rows
+    beyond a step's own are padding: they write nowhere and belong to the base model.
     """
 
     def __init__(
         self, kv: KVCacheManager, limits: StepSize, num_slots: int, device: torch.device
     ) -> None:
-        """`num_slots`: of adapters."""
+        """`num_slots`: adapter slots."""
         self.limits = limits
         num_groups, max_sequences = len(kv.groups), limits.num_sequences
         wide = max(max_sequences, limits.num_rows) + 1
@@ -55,7 +55,7 @@ class StepBuffers:
         self._nothing = FlatStep.empty(num_groups)
 
     def batch(self, size: StepSize, lora_capacity: int | None) -> InputBatch:
-        """The input of such a size; what it reads is what `fill` wrote last.
+        """Returns the input of such a size; it reads what `fill` wrote last.
 
         Args:
             size: within the limits.
@@ -92,7 +92,7 @@ class StepBuffers:
             self._uploads.send()
 
     def clear(self, size: StepSize) -> None:
-        """Fills all of the size with padding."""
+        """Fills the whole size with padding."""
         self._fill(self._nothing, size)
         self._hidden_lora.fill(self._nothing.adapter_slots, size.num_tokens)
         self._logits_lora.fill(self._nothing.adapter_slots, size.num_rows)
@@ -117,7 +117,7 @@ class StepBuffers:
         self._tokens.upload(np.s_[:, :num_tokens])
 
     def _fill_sequences(self, step: FlatStep, size: StepSize) -> None:
-        """A sequence of padding has one token, and the last one all that are left."""
+        """Gives each padding sequence one token, and the last one all remaining tokens."""
         query_start, seq_lens, logits_indices = self._sequences.host
         num_tokens, num_sequences, num_rows = size
         last = num_tokens - 1
@@ -134,7 +134,7 @@ class StepBuffers:
 
 
 class _LoRABuffers:
-    """A `LoRABatch` of up to so many rows and slots at fixed addresses."""
+    """A `LoRABatch` of up to so many rows and slots, at fixed addresses."""
 
     def __init__(
         self, max_rows: int, num_slots: int, device: torch.device, uploads: Uploads | None
@@ -172,7 +172,7 @@ class _LoRABuffers:
 
 
 class _Mirror:
-    """An array on the host and the tensor on the device that it is copied to."""
+    """An array on the host and the device tensor that it is copied to."""
 
     def __init__(
         self,

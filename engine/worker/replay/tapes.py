@@ -1,4 +1,4 @@
-"""StepTapes: steps of all sizes from two tapes of native calls."""
+"""StepTapes: steps of all sizes, replayed from two tapes of native calls."""
 
 import logging
 from collections.abc import Callable
@@ -23,10 +23,10 @@ LARGEST_SAMPLE = StepSize(37, 7, 4)  # what the buffers must hold at least
 
 
 class StepTapes:
-    """Any step within the buffers' limits: prompts, parts of prompts, decodes, and mixtures.
+    """Replays any step within the buffers' limits: prompts, parts of prompts, decodes and mixtures.
 
-    There is one tape for batches of the base model only, which does nothing for LoRA, and one for
-    the others. Each is recorded before its first step.
+    One tape is for batches of the base model only, which do no work for LoRA, the other for all
+    other batches. Each is recorded before its first step.
     """
 
     description = "tapes of native calls, recorded when they are first needed"
@@ -34,7 +34,7 @@ class StepTapes:
     def __init__(
         self, buffers: StepBuffers, forward: Callable[[InputBatch], Tensor], num_slots: int
     ) -> None:
-        """`num_slots`: of adapters."""
+        """`num_slots`: adapter slots."""
         self._buffers = buffers
         self._forward = forward
         self._num_slots = num_slots
@@ -42,7 +42,7 @@ class StepTapes:
 
     @torch.inference_mode()
     def run(self, step: FlatStep) -> Tensor | None:
-        """-> [R, V] logits, there until the next step; None where the step is not recorded."""
+        """Returns logits [R, V], valid until the next step; None where the step is not recorded."""
         size = StepSize(len(step.token_ids), len(step.seq_lens), len(step.logits_indices))
         if not self._buffers.limits.holds(size):
             return None

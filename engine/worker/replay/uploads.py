@@ -1,4 +1,4 @@
-"""Uploads: what one step copies from the host to a GPU, in one piece."""
+"""Uploads: copies a step's inputs from the host to a GPU in one piece."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +14,10 @@ _IN_TURN = 2  # pieces of pinned memory: one is filled while the other may still
 
 
 class Uploads:
-    """Arrays and the tensors that they go to, in the order of the device's work.
+    """Arrays and their target tensors, in the order of the device's work.
 
-    A step's arrays lie side by side in pinned memory, go over the bus in one copy that nobody waits
-    for, and are spread on the device from there, however their places are laid out.
+    A step's arrays lie side by side in pinned memory, cross the bus in one asynchronous copy, and
+    are spread on the device from there, whatever the layout of their targets.
     """
 
     def __init__(self, device: torch.device, make_event: Callable[[], Any] | None = None) -> None:
@@ -32,11 +32,11 @@ class Uploads:
         self._parts: list[tuple[int, Tensor]] = []  # where each begins, and where it goes
 
     def reserve(self, num_bytes: int) -> None:
-        """Makes room for a part of so many bytes in each step; before the first one."""
+        """Reserves a part of so many bytes in each step; called before the first step."""
         self._num_bytes += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
     def add(self, source: NDArray[Any], target: Tensor) -> None:
-        """Takes in an array now; it reaches its target, of the same shape and format, by `send`."""
+        """Copies an array now; it reaches its target, of the same shape and format, by `send`."""
         if not self._parts:
             self._begin()
         start, self._end = self._end, self._end + -(-source.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -45,7 +45,7 @@ class Uploads:
         self._parts.append((start, target))
 
     def send(self) -> None:
-        """Copies all that was added since the last time."""
+        """Sends everything that was added since the last call."""
         if not self._parts:
             return
         staged = self._staged[: self._end]
