@@ -1,4 +1,4 @@
-"""Where an adapter begins to act on a prompt."""
+"""Finds where an adapter begins to act on a prompt."""
 
 from loraplex.adapters.manifest import Activation
 
@@ -11,7 +11,7 @@ def adapter_start(
     invocation: list[int] | None = None,
     num_base_tokens: int = 0,
 ) -> int:
-    """The first position on which the adapter acts.
+    """Returns the first position on which the adapter acts.
 
     Args:
         prompt: all of it, a base prompt included.

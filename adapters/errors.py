@@ -48,13 +48,13 @@ class AdapterUnavailable(AdapterError):
 
 
 def shown(value: object) -> str:
-    """A value from an untrusted file, quoted and cut to a length that fits a message."""
+    """Returns a value from an untrusted file, quoted and cut to a length that fits a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def listed(values: Iterable[object]) -> str:
-    """The first few of many values, and how many more there are."""
+    """Returns the first few of many values, and how many more there are."""
     items = list(values)
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(shown(item) for item in items[:_LISTED]) + more

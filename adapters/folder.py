@@ -1,4 +1,4 @@
-"""AdapterFolder: a folder that nobody trusts, whose files are opened without following links."""
+"""AdapterFolder: an untrusted folder, whose files are opened without following links."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class AdapterFolder:
-    """Holds the folder itself open, so that nobody can put another in its place meanwhile."""
+    """Holds the folder itself open, so that it cannot be replaced meanwhile."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -28,7 +28,7 @@ class AdapterFolder:
     @classmethod
     @contextmanager
     def opened(cls, path: Path) -> Iterator[Self]:
-        """The folder at `path`, open within the block.
+        """Opens the folder at `path` for the duration of the block.
 
         Raises:
             AdapterRejected: there is no folder there, or it is a symbolic link.
@@ -44,12 +44,12 @@ class AdapterFolder:
             os.close(descriptor)
 
     def names(self) -> list[str]:
-        """What is in it, sorted; not all where that is very much."""
+        """Returns the names in the folder, sorted; not all where there are very many."""
         with os.scandir(self._descriptor) as entries:
             return sorted(entry.name for entry in islice(entries, _MAX_NAMES))
 
     def has(self, path: str) -> bool:
-        """Whether something is at a path in it."""
+        """Returns whether something is at a path in the folder."""
         try:
             os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
         except OSError:
@@ -57,7 +57,7 @@ class AdapterFolder:
         return True
 
     def open(self, name: str) -> BinaryIO | None:
-        """A file, to be read; None where there is none of this name.
+        """Opens a file for reading; None where there is none of this name.
 
         Raises:
             AdapterRejected: it is a link, or no regular file, or may not be read.
@@ -78,7 +78,7 @@ class AdapterFolder:
 
 
 def size_of(file: BinaryIO) -> int:
-    """Bytes in an open file."""
+    """Returns the bytes in an open file."""
     return os.fstat(file.fileno()).st_size
 
 

@@ -1,4 +1,4 @@
-"""The layer frontier: up to which layer an adapter leaves the keys and values of the base."""
+"""The layer frontier: the lowest layer whose keys and values an adapter changes."""
 
 from collections.abc import Iterable
 
@@ -16,11 +16,11 @@ _BEHIND_KV = (
 
 
 def frontier(modules: Iterable[TargetModule]) -> int:
-    """How many of the lowest layers store exactly what they store without the adapter.
+    """Returns how many of the lowest layers store exactly what they store without the adapter.
 
     The keys and values of layer l depend on its input, and on its K and V projections. So the first
     layer with LoRA on these is the first that differs; LoRA on the rest of a layer, its queries
-    included, is seen in the layer above it. LoRA on the embedding changes every layer, LoRA on
+    included, shows in the layer above it. LoRA on the embedding changes every layer, LoRA on
     lm_head none.
 
     Returns:

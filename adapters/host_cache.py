@@ -1,4 +1,4 @@
-"""HostCache: adapters in host memory, the least recently used leaving first."""
+"""HostCache: adapters in host memory, evicted in least recently used order."""
 
 import threading
 from collections import OrderedDict
@@ -25,7 +25,7 @@ class HostCache:
         return len(self._weights)
 
     def get(self, digest: str) -> LoRAWeights | None:
-        """The weights, which count as used now; None where they are not here."""
+        """Returns the weights, which count as used now; None where they are not cached."""
         with self._lock:
             weights = self._weights.get(digest)
             if weights is not None:
@@ -41,7 +41,7 @@ class HostCache:
                 self.discard(next(iter(self._weights)))
 
     def offer(self, digest: str, weights: LoRAWeights) -> None:
-        """Keeps weights that nobody has asked for yet, where there is room beside the others."""
+        """Caches weights that no request has needed yet, where there is room beside the others."""
         with self._lock:
             is_known = digest in self._weights
             if not is_known and self.num_bytes + weights.num_bytes <= self.max_bytes:

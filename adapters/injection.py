@@ -33,7 +33,7 @@ Batch = Callable[[], LoRABatch | None]
 
 @dataclass(frozen=True)
 class _Site:
-    """One LoRA layer and where in its output each adaptable module begins."""
+    """One LoRA layer, and where in its output each adaptable module begins."""
 
     layer: LoRALayer
     starts: Mapping[str, int]  # a module's original name -> its first output column
@@ -57,7 +57,7 @@ class LoRASites:
         self._sites: list[_Site] = []
 
     def set(self, slot: int, weights: LoRAWeights) -> None:
-        """Makes an adapter resident in a slot, in place of whatever was there."""
+        """Makes an adapter resident in a slot, replacing its content."""
         for site in self._sites:
             site.layer.set(slot, self._operand(site, weights))
 
@@ -67,7 +67,8 @@ class LoRASites:
             site.layer.set(slot, None)
 
     def embedding_weight(self, name: str) -> torch.Tensor:
-        """The base weight [vocabulary, hidden] of the input embedding or of lm_head, by name."""
+        """Returns the base weight [vocabulary, hidden] of the input embedding or of lm_head, by
+        name."""
         return next(
             cast(torch.Tensor, site.layer.weight) for site in self._sites if name in site.starts
         )
@@ -88,7 +89,8 @@ class LoRASites:
         return LoRAOperand(stacked[0] if len(stacked) == 1 else torch.cat(stacked), slices)
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copied in the order of the device's work; nothing waits where the tensor is pinned."""
+        """Copies a tensor in the order of the device's work, without waiting where the tensor is
+        pinned."""
         return tensor.to(self.device, non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""The layers that replace a model's own: the base layer, plus the delta of each row's adapter."""
+"""The layers that replace a model's own: the base layer plus the delta of each row's adapter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class LoRALayer(nn.Module):
         self._table.set(slot, operand)
 
     def batch_of(self, num_rows: int) -> LoRABatch | None:
-        """The slots of the running forward's rows.
+        """Returns the slots of the running forward's rows.
 
         Raises:
             RuntimeError: the layer is fed another number of rows than the batch has.
@@ -115,7 +115,7 @@ class LoRAEmbedding(LoRALayer):
 
 
 class FusedLinear(LoRALayer):
-    """Linears that share an input, as one GEMM and one LoRA; `FusedMember`s hand out the slices."""
+    """Linears that share an input, as one GEMM and one LoRA; `FusedMember`s return the slices."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class FusedLinear(LoRALayer):
         return self.add_delta(self.base(x), x)
 
     def slice(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """One member's output [..., out], from an input [..., in].
+        """Returns one member's output [..., out] for an input [..., in].
 
         The members are called with the very same tensor one after another: the first call computes
-        for all, and each slice is given away once, so that nothing is held after the last.
+        for all, and each slice is returned once, so that nothing is held after the last.
         """
         if x is not self._input or self._slices[index] is None:
             self._slices = list(torch.split(self(x), self._widths, dim=-1))
@@ -153,7 +153,7 @@ class FusedLinear(LoRALayer):
 
 
 def _join(linears: Sequence[nn.Linear]) -> nn.Linear:
-    """One linear with the outputs of all, one after another."""
+    """Joins linears into one with the outputs of all, one after another."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bool(biases), device="meta")
@@ -164,7 +164,7 @@ def _join(linears: Sequence[nn.Linear]) -> nn.Linear:
 
 
 class FusedMember(nn.Module):
-    """Stands where one of the fused linears stood."""
+    """Takes the place of one of the fused linears."""
 
     def __init__(self, fused: FusedLinear, index: int) -> None:
         super().__init__()

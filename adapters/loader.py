@@ -1,4 +1,4 @@
-"""AdapterLoader: brings stored adapters into host memory on a thread of its own."""
+"""AdapterLoader: loads stored adapters into host memory on a thread of its own."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterLoader:
-    """Starts loads and collects them; nothing here waits. For one thread only, the engine's.
+    """Starts loads and collects them without waiting. Used by the engine's thread only.
 
     Args:
         cache: where loaded adapters are kept.
@@ -33,7 +33,8 @@ class AdapterLoader:
         self._failed: dict[str, tuple[float, AdapterError]] = {}  # when, and why
 
     def ready(self, digest: str, load: Callable[[], LoRAWeights]) -> bool:
-        """Whether an adapter is in host memory; if not, sees to it that `load` is under way."""
+        """Returns whether an adapter is in host memory; if not, makes sure that `load` is under
+        way."""
         self._collect()
         if self._cache.get(digest) is not None:
             return True
@@ -43,11 +44,11 @@ class AdapterLoader:
         return False
 
     def seconds(self, digest: str) -> float:
-        """What its last load took; a guess where there was none."""
+        """Returns the duration of its last load; a guess where there was none."""
         return self._seconds.get(digest, _GUESSED_SECONDS)
 
     def error(self, digest: str) -> AdapterError | None:
-        """Why the last load failed, until it may be tried again a second later."""
+        """Returns why the last load failed, until it may be retried a second later."""
         self._collect()
         when, error = self._failed.get(digest, (0.0, None))
         return error if error is not None and self._clock() < when + _RETRY_SECONDS else None
@@ -82,7 +83,8 @@ class AdapterLoader:
 
 
 def _as_adapter_error(error: BaseException) -> AdapterError:
-    """What an owner is told; one adapter's failure, of whatever kind, is not the engine's."""
+    """Returns the error that an owner sees; a failure of one adapter, of whatever kind, is not the
+    engine's."""
     if isinstance(error, AdapterError):
         return error
     logger.error("an adapter could not be loaded", exc_info=error)

@@ -1,4 +1,4 @@
-"""LoRAManager: the one door to adapters. It registers, loads, places and forgets them."""
+"""LoRAManager: registers, loads, places and removes adapters."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ MAX_LOOKED_AT = 64  # stored adapters whose frontiers are asked for at start
 
 @dataclass(frozen=True)
 class RegisteredAdapter:
-    """What a registration found out."""
+    """The result of a registration."""
 
     ref: AdapterRef
     rank: int  # the largest in it
@@ -57,7 +57,7 @@ class _Entry:
 
 
 class LoRAManager:
-    """Adapters of one engine, from files to slots.
+    """The adapters of one engine, from files to slots.
 
     `register` blocks and may run on any thread; everything else belongs to the engine's thread and
     returns at once.
@@ -103,7 +103,7 @@ class LoRAManager:
         allow_base_mismatch: bool = False,
         activation: Activation | None = None,
     ) -> RegisteredAdapter:
-        """Reads, judges and keeps an adapter. The same content again changes nothing.
+        """Reads, checks and stores an adapter. The same content again changes nothing.
 
         Args:
             tenant: the owner.
@@ -147,7 +147,7 @@ class LoRAManager:
         return entry.info
 
     def unregister(self, ref: AdapterRef) -> None:
-        """Forgets an adapter and frees its slot and host memory; the stored copy stays.
+        """Removes an adapter and frees its slot and host memory; the stored copy stays.
 
         Raises:
             AdapterNotFound: it is not registered.
@@ -167,16 +167,17 @@ class LoRAManager:
             self._sites.clear(slot)
 
     def info(self, ref: AdapterRef) -> RegisteredAdapter:
-        """Raises AdapterNotFound where it is not registered."""
+        """Returns what its registration found. Raises AdapterNotFound where it is not
+        registered."""
         return self._entry(ref).info
 
     def manifest(self, ref: AdapterRef) -> AdapterManifest:
-        """Raises AdapterNotFound where it is not registered."""
+        """Returns its manifest. Raises AdapterNotFound where it is not registered."""
         return self._entry(ref).manifest
 
     def stored_frontiers(self) -> list[int]:
-        """The layer frontiers of the adapters in the store that were checked for this base model,
-        the latest ones, whether registered now or not."""
+        """Returns the layer frontiers of the most recent stored adapters that were checked for this
+        base model, registered now or not."""
         modules = self._sites.catalogue.modules
         return [
             frontier(modules[module.name] for module in plan.modules)
@@ -184,7 +185,7 @@ class LoRAManager:
         ]
 
     def is_ready(self, ref: AdapterRef) -> bool:
-        """Whether `acquire` needs no loading. Starts none.
+        """Returns whether `acquire` needs no loading. Starts no load.
 
         Raises:
             AdapterNotFound: it is not registered.
@@ -193,7 +194,8 @@ class LoRAManager:
         return ref.digest in self._pool or ref.digest in self._cache
 
     def prepare(self, ref: AdapterRef) -> bool:
-        """Whether `acquire` needs no loading; if it does, sees to it that a load is under way.
+        """Returns whether `acquire` needs no loading; if it does, makes sure that a load is under
+        way.
 
         Raises:
             AdapterNotFound: it is not registered.
@@ -202,11 +204,13 @@ class LoRAManager:
         return ref.digest in self._pool or self._loader.ready(ref.digest, partial(self._load, copy))
 
     def load_error(self, ref: AdapterRef) -> AdapterError | None:
-        """Why the last load failed. A second later it is forgotten, and `prepare` tries again."""
+        """Returns why the last load failed. A second later it is forgotten, and `prepare` tries
+        again."""
         return self._loader.error(ref.digest)
 
     def bytes_to_load(self, ref: AdapterRef) -> int:
-        """Bytes that `acquire` would place on the device now; 0 where they are there.
+        """Returns the bytes that `acquire` would place on the device now; 0 where they are there
+        already.
 
         Raises:
             AdapterNotFound: it is not registered.
@@ -241,22 +245,23 @@ class LoRAManager:
         return slot
 
     def take_loads(self) -> list[AdapterLoad]:
-        """What `acquire` has decided since the last call: each must be given to `place`, in order,
-        before the next forward pass. What leaves comes first, so that there is room."""
+        """Returns what `acquire` has decided since the last call: each item must be given to
+        `place`, in order, before the next forward pass. Evictions come first, so that there is
+        room."""
         loads, self._loads = self._loads, {}
         self._placing = {digest: self._placing[digest] for digest in loads.values() if digest}
         by_slot = sorted(loads.items(), key=lambda load: load[1] is not None)
         return [AdapterLoad(slot, digest) for slot, digest in by_slot]
 
     def place(self, load: AdapterLoad) -> None:
-        """Puts an adapter into its slot, or empties the slot, in the order of the device's work."""
+        """Places an adapter in its slot, or empties the slot, in the order of the device's work."""
         if load.digest is None:
             self._sites.clear(load.slot)
         else:
             self._sites.set(load.slot, self._placing.pop(load.digest))
 
     def release(self, ref: AdapterRef) -> None:
-        """Gives one reference back.
+        """Releases one reference.
 
         Raises:
             KeyError: the adapter has no reference.
@@ -287,7 +292,7 @@ class LoRAManager:
             raise RuntimeError("references of adapters and of their slots differ")
 
     def close(self) -> None:
-        """Ends the loading thread, and the process that judges."""
+        """Ends the loading thread and the process that checks adapters."""
         self._loader.close()
         self._reader.close()
 
@@ -338,7 +343,7 @@ class LoRAManager:
         )
 
     def _is_other_base(self, manifest: AdapterManifest) -> bool:
-        """Whether the adapter was trained on a base of another name."""
+        """Returns whether the adapter was trained on a base of another name."""
         name = _last_part(manifest.base_model)
         return bool(name and self._base_names) and name not in self._base_names
 

@@ -1,4 +1,4 @@
-"""AdapterRef and AdapterManifest: which adapter, and what its config asks for. Torch-free."""
+"""AdapterRef and AdapterManifest: which adapter it is, and what its config asks for. Torch-free."""
 
 import hashlib
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _MAX_REGEX_LENGTH = 4096
 
 
 class Activation(StrEnum):
-    """From which token on an adapter acts."""
+    """The token from which on an adapter acts."""
 
     ALWAYS = "always"  # from the first
     INVOCATION = "invocation"  # from the last occurrence of its invocation tokens
@@ -32,7 +32,8 @@ class Activation(StrEnum):
 
 
 class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Names one immutable version of one tenant's adapter. Equality and hash are by all three."""
+    """Names one immutable version of one tenant's adapter. Equality and hash use all three
+    fields."""
 
     tenant: str
     adapter_id: str
@@ -40,7 +41,7 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):
-    """What a device slot is to hold from the next step on."""
+    """What a device slot holds from the next step on."""
 
     slot: int
     digest: str | None  # of the adapter's content; None: nothing
@@ -93,7 +94,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
-        """Parses and judges an `adapter_config.json`.
+        """Parses and checks an `adapter_config.json`.
 
         Raises:
             AdapterRejected: with every fault: bad JSON, bad values, unsupported features.
@@ -152,12 +153,13 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def activation(self) -> Activation:
-        """What it was trained for."""
+        """Returns the activation that it was trained for."""
         return Activation.INVOCATION if self.invocation_tokens else Activation.ALWAYS
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over every field that decides the output, whatever order a set was saved in."""
+        """Returns SHA-256 over every field that decides the output, whatever order a set was saved
+        in."""
         identity = msgspec.structs.replace(
             self,
             base_model="",

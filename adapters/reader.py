@@ -1,4 +1,4 @@
-"""AdapterReader: from a folder, or the stored copy of one, to weights that can be served."""
+"""AdapterReader: reads a folder, or its stored copy, into weights that can be served."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class StoredCopy:
 
 @dataclass(frozen=True)
 class ReadAdapter:
-    """One adapter, judged and in host memory."""
+    """One adapter, checked and in host memory."""
 
     digest: str
     manifest: AdapterManifest
@@ -48,7 +48,7 @@ Judgement = Callable[[ReadAdapter], None]  # raises AdapterRejected
 
 
 class AdapterReader:
-    """Blocks, and may be used by several threads.
+    """Reads adapters. Its methods block, and may be called from several threads.
 
     Args:
         sites: the injected model's LoRA layers.
@@ -63,7 +63,7 @@ class AdapterReader:
         self._checker = AdapterChecker(sites.catalogue, dict(added_tokens))
 
     def read_folder(self, source: Path, judge: Judgement) -> ReadAdapter:
-        """Reads a PEFT folder and keeps a copy of it, unless `judge` refuses it.
+        """Reads a PEFT folder and stores a copy of it, unless `judge` refuses it.
 
         Raises:
             AdapterRejected: with every fault found.
@@ -82,8 +82,8 @@ class AdapterReader:
             raise AdapterUnavailable("the adapter store cannot be used") from error
 
     def read_copy(self, copy: StoredCopy, judge: Judgement) -> ReadAdapter:
-        """Reads an adapter from the store and compares it with its digest. Where the copy is
-        damaged, it is made again from its origin, if that still has the same content.
+        """Reads an adapter from the store and compares it with its digest. A damaged copy is made
+        again from its origin, if that still has the same content.
 
         Raises:
             AdapterRejected: the adapter does not fit this base model, or `judge` refuses it.
@@ -98,11 +98,11 @@ class AdapterReader:
         return read
 
     def plans(self, limit: int) -> list[AdapterPlan]:
-        """Of the copies that were published last and have been checked for this base model."""
+        """Returns the plans of the most recent copies that were checked for this base model."""
         return self._store.plans(self._base, limit)
 
     def close(self) -> None:
-        """Ends the process that judges."""
+        """Ends the process that checks adapters."""
         self._checker.close()
 
     def _read_copy(self, digest: str) -> ReadAdapter:
@@ -122,8 +122,8 @@ class AdapterReader:
         return ReadAdapter(digest, plan.manifest, read.weights)
 
     def _check_copy(self, digest: str) -> AdapterPlan:
-        """Raises AdapterUnavailable where the copy is not what its digest says, whatever else may
-        be said of it."""
+        """Raises AdapterUnavailable where the copy is not what its digest says, whatever other
+        faults it has."""
         with self._store.open_weights(digest):
             folder = self._store.folder(digest)
         try:

@@ -1,4 +1,4 @@
-"""AdapterStore: the engine's own, immutable copies of adapters, one folder per content."""
+"""AdapterStore: the engine's own immutable copies of adapters, one folder per content."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ _PIECE = 1 << 20  # bytes copied at a time
 
 @dataclass(frozen=True)
 class StagedAdapter:
-    """A copy that is judged, and may be published then."""
+    """A copy that is checked, and may then be published."""
 
     folder: Path
     weights_sha256: str
@@ -39,10 +39,10 @@ class StagedAdapter:
 class AdapterStore:
     """Folders named by digest under one root, safe to share between processes.
 
-    A copy is complete when it appears, and never changes after that. The digest is SHA-256 over the
+    A copy is complete when it appears, and never changes afterwards. The digest is SHA-256 over the
     config fields that decide the output and the bytes of the weights file. Beside the two files lie
-    the plans that checks have made, one for each base model. Only the owner of the root may read
-    what is in it.
+    the plans made by checks, one for each base model. Only the owner of the root can read its
+    content.
     """
 
     def __init__(self, root: Path) -> None:
@@ -56,7 +56,7 @@ class AdapterStore:
 
     @contextmanager
     def stage(self, source: Path, max_bytes: int) -> Iterator[StagedAdapter]:
-        """Copies a PEFT folder aside, to be judged there and then published; removed on exit.
+        """Copies a PEFT folder aside, to be checked there and then published; removed on exit.
 
         Args:
             source: a folder with adapter_config.json and adapter_model.safetensors.
@@ -77,7 +77,7 @@ class AdapterStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, staged: StagedAdapter, digest: str, plan: AdapterPlan) -> None:
-        """Makes a staged copy appear at once and whole. A sound copy that is there already stays, a
+        """Publishes a staged copy at once and whole. A sound copy that exists already stays, a
         damaged one is replaced."""
         folder = self.root / digest
         with self._lock:
@@ -90,7 +90,7 @@ class AdapterStore:
         self.keep_plan(digest, plan)
 
     def is_sound(self, digest: str) -> bool:
-        """Whether a published copy still is what its digest says."""
+        """Returns whether a published copy still is what its digest says."""
         folder = self.folder(digest)
         try:
             with (folder / WEIGHTS_NAME).open("rb") as file:
@@ -102,7 +102,7 @@ class AdapterStore:
 
     @contextmanager
     def open_weights(self, digest: str) -> Iterator[BinaryIO]:
-        """The weights file of a copy.
+        """Opens the weights file of a copy.
 
         Raises:
             AdapterRejected: the digest is none.
@@ -120,18 +120,19 @@ class AdapterStore:
             yield file
 
     def folder(self, digest: str) -> Path:
-        """Where a copy is, if it is there. Raises AdapterRejected where the digest is none."""
+        """Returns the folder of a copy, if there is one. Raises AdapterRejected where the digest is
+        malformed."""
         if _DIGEST.fullmatch(digest) is None:
             raise AdapterRejected(["the digest of an adapter has 64 hexadecimal digits"])
         return self.root / digest
 
     def plan(self, digest: str, base: str) -> AdapterPlan | None:
-        """The plan that a check has made for a base model's fingerprint; None where there is none,
-        or it is damaged."""
+        """Returns the plan made for a base model's fingerprint; None where there is none, or it is
+        damaged."""
         return _read_plan(self.folder(digest) / _PLAN.format(base[:16]), base)
 
     def keep_plan(self, digest: str, plan: AdapterPlan) -> None:
-        """Puts a plan beside its copy. The check is made again where that fails."""
+        """Stores a plan beside its copy. Where that fails, the check is made again next time."""
         path = self.folder(digest) / _PLAN.format(plan.base[:16])
         draft = path.with_name(uuid.uuid4().hex)
         data = msgspec.msgpack.encode(plan)
@@ -142,7 +143,8 @@ class AdapterStore:
                 draft.rename(path)
 
     def plans(self, base: str, limit: int) -> list[AdapterPlan]:
-        """For a base model's fingerprint, of at most `limit` copies, the latest first."""
+        """Returns plans for a base model's fingerprint, of at most `limit` copies, the latest
+        first."""
         found = []
         for path in self.root.glob(f"*/{_PLAN.format(base[:16])}"):
             with suppress(OSError):
@@ -159,7 +161,7 @@ class AdapterStore:
 
 
 def digest_of(fingerprint: str, weights_sha256: str) -> str:
-    """What an adapter's copy is named by, from its manifest's fingerprint and its weights."""
+    """Returns the name of an adapter's copy, from its manifest's fingerprint and its weights."""
     text = f"loraplex adapter 1\n{fingerprint}\n{weights_sha256}\n"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -192,7 +194,7 @@ def _missing_config(source: AdapterFolder) -> str:
 
 
 def _copy_weights(source: AdapterFolder, target: Path, max_bytes: int) -> str:
-    """-> the SHA-256 of what was copied."""
+    """Copies the weights; returns the SHA-256 of what was copied."""
     file = source.open(WEIGHTS_NAME)
     if file is None:
         raise AdapterRejected([_missing_weights(source)])
@@ -220,7 +222,7 @@ def _missing_weights(source: AdapterFolder) -> str:
 
 @contextmanager
 def _created(path: Path) -> Iterator[BinaryIO]:
-    """A new file that only its owner may read, to be written."""
+    """Opens a new file for writing that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         yield file

@@ -1,4 +1,4 @@
-"""catalogue_of: what a model has to adapt, listed from the model itself."""
+"""catalogue_of: lists a model's adaptable modules, from the model itself."""
 
 from collections.abc import Callable
 from typing import cast

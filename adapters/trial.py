@@ -1,4 +1,4 @@
-"""Tries an adapter on numbers of usual size before anybody is served by it."""
+"""Tries an adapter on numbers of usual size before it serves requests."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,8 @@ _ROWS = 4096  # of B at a time
 
 
 def trial_faults(weights: LoRAWeights, modules: Mapping[str, TargetModule]) -> list[str]:
-    """What keeps an adapter of finite weights from giving finite deltas: they are too large.
+    """Returns what keeps an adapter of finite weights from giving finite deltas: they are too
+    large.
 
     Args:
         weights: on the host, in the engine's dtype.

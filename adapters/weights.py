@@ -56,10 +56,10 @@ def read_weights(
     *,
     pin_memory: bool = False,
 ) -> ReadWeights:
-    """Reads a weights file once, from its beginning to its end.
+    """Reads a weights file once, from beginning to end.
 
-    The file is read and not mapped, so that whoever changes it meanwhile changes its digest and
-    nothing else.
+    The file is read and not mapped, so that a change of it meanwhile changes its digest and nothing
+    else.
 
     Args:
         file: at its beginning.
@@ -106,7 +106,7 @@ class _HashedFile:
         self._hash = hashlib.sha256()
 
     def tensor(self, span: TensorSpan) -> torch.Tensor:
-        """The tensor at `span`, which must not begin before the end of the last one.
+        """Returns the tensor at `span`, which must not begin before the end of the last one.
 
         Raises:
             AdapterRejected: the file ends before it does.
@@ -119,7 +119,7 @@ class _HashedFile:
         return torch.frombuffer(data, dtype=_DTYPES[span.dtype]).view(span.shape)
 
     def finish(self) -> str:
-        """SHA-256 of the whole file, the rest included."""
+        """Returns the SHA-256 of the whole file, including the part not read yet."""
         while rest := self._file.read(_PIECE):
             self._hash.update(rest)
         return self._hash.hexdigest()
@@ -134,7 +134,7 @@ class _HashedFile:
 
 
 def _keep(span: TensorSpan, place: torch.Tensor, tensor: torch.Tensor) -> list[str]:
-    """Puts a tensor into its place in the engine's dtype; what is wrong with its values."""
+    """Copies a tensor to its place in the engine's dtype; returns the faults of its values."""
     place.copy_(tensor)
     if torch.isfinite(place).all():
         return []
@@ -149,7 +149,7 @@ def _keep(span: TensorSpan, place: torch.Tensor, tensor: torch.Tensor) -> list[s
 def _compare(
     copy: BaseCopy, base_weight: Callable[[str], torch.Tensor], tensor: torch.Tensor
 ) -> list[str]:
-    """What is wrong with a copy of a base weight: anything but that weight."""
+    """Returns the faults of a copy of a base weight: anything but that weight is one."""
     key, base = shown(copy.tensor.name), base_weight(copy.module)
     if tensor.shape != base.shape:
         shapes = f"{list(tensor.shape)}, the base model's is {list(base.shape)}"

@@ -1,4 +1,4 @@
-"""Which implementation of each operation a model runs on, chosen once when it is loaded."""
+"""Chooses the implementation of each operation, once, when a model is loaded."""
 
 import logging
 import math
@@ -64,7 +64,7 @@ NAIVE = Kernels(
 
 
 def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The fastest implementations for a model's device and dtype.
+    """Returns the fastest implementations for a model's device and dtype.
 
     Args:
         asked: `auto`; `naive` for plain torch whatever the machine can do; `triton`, which on a CPU
@@ -81,7 +81,7 @@ def choose_kernels(asked: str, device: torch.device, dtype: torch.dtype) -> Kern
 
 
 def is_triton_error(error: Exception) -> bool:
-    """Whether Triton could not compile or launch a kernel; without loading Triton."""
+    """Returns whether Triton could not compile or launch a kernel; without loading Triton."""
     return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
 
 

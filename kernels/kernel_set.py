@@ -13,12 +13,12 @@ from loraplex.kernels.lora.operands import LoRATable
 
 
 class KernelsUnavailable(Exception):
-    """Kernels that were asked for by name do not run here; the message says why."""
+    """Raised where kernels that were asked for by name do not run here; the message says why."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """One implementation of each operation; their contracts stand in the naive modules."""
+    """One implementation of each operation; the contracts are in the naive modules."""
 
     name: str
     paged_attention: Callable[..., Tensor]

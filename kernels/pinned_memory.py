@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads and writes by itself, in pieces of the very size that is asked for.
+"""Host memory that a GPU reads and writes by itself, in pieces of exactly the size asked for.
 
 torch's own allocator rounds every piece up to a power of two: up to twice what is needed.
 """
@@ -18,7 +18,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the proce
 
 
 class _Pinned(mmap.mmap):
-    """A mapping that the driver knows of until it goes."""
+    """A mapping that the driver knows until it is freed."""
 
     release: tuple[Callable[[], object], ...] = ()  # what has to be done then
 
@@ -29,7 +29,7 @@ class _Pinned(mmap.mmap):
 
 
 def pinned(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor of zeros on the CPU, whose pages stay where they are.
+    """Returns a contiguous tensor of zeros on the CPU, whose pages stay in place.
 
     Raises:
         OSError: the system or the driver does not give so much.

@@ -27,7 +27,7 @@ class _Tokenizer(msgspec.Struct):
 
 
 def added_tokens(folder: AdapterFolder) -> dict[str, int]:
-    """Every added token and its id that the tokenizer files of a folder name.
+    """Returns every added token, with its id, that the tokenizer files of a folder name.
 
     Raises:
         AdapterRejected: one of the files is no regular file, is too large, or cannot be understood.
@@ -45,8 +45,8 @@ def added_tokens(folder: AdapterFolder) -> dict[str, int]:
 def vocabulary_faults(
     tokens: Mapping[str, int], vocab_size: int, known: Mapping[str, int]
 ) -> list[str]:
-    """What is wrong with added tokens: ids without a row in the embedding. `known`: those that the
-    base model's own tokenizer has."""
+    """Returns the faults of added tokens: ids without a row in the embedding. `known`: the tokens
+    that the base model's own tokenizer has."""
     beyond = [
         f"{token} ({number})"
         for token, number in sorted(tokens.items(), key=lambda item: item[1])

@@ -1,4 +1,5 @@
-"""TargetCatalogue: what a base model has to adapt, and which of it a manifest names. Torch-free."""
+"""TargetCatalogue: a base model's adaptable modules, and those that a manifest names.
+Torch-free."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ class TargetModule:
 
 @dataclass(frozen=True)
 class AdapterTarget:
-    """One module that a manifest adapts, with the rank and the scale it gets there."""
+    """One module that a manifest adapts, with its rank and scale."""
 
     module: TargetModule
     rank: int
@@ -47,7 +48,7 @@ class TargetCatalogue:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over all that the outcome of a check depends on beside the adapter's files."""
+        """Returns SHA-256 over all that a check depends on beside the adapter's files."""
         modules = [
             (module.name, module.kind, module.in_features, module.out_features)
             for module in self.modules.values()
@@ -57,13 +58,14 @@ class TargetCatalogue:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the input embedding."""
+        """Returns the rows of the input embedding."""
         embeddings = [m for m in self.modules.values() if m.kind is TargetKind.EMBEDDING]
         return embeddings[0].in_features if embeddings else 0
 
     @property
     def linear_numbers_per_rank(self) -> int:
-        """Numbers of A and B for each rank of an adapter on every linear but lm_head."""
+        """Returns the numbers of A and B for each rank of an adapter on every linear but
+        lm_head."""
         return sum(
             module.in_features + module.out_features
             for module in self.modules.values()
@@ -71,10 +73,10 @@ class TargetCatalogue:
         )
 
     def resolve(self, manifest: AdapterManifest) -> dict[str, AdapterTarget]:
-        """The modules that `manifest` adapts, by name, under PEFT's rules.
+        """Returns the modules that `manifest` adapts, by name, under PEFT's rules.
 
-        A hostile expression can take exponential time here, so untrusted manifests are resolved
-        in a process that can be ended (`checks.judge`).
+        A hostile expression can take exponential time here, so untrusted manifests are resolved in
+        a process that can be ended (`checks.judge`).
 
         Raises:
             AdapterRejected: nothing matches, a name or a pattern matches nothing, or something
@@ -139,7 +141,8 @@ class TargetCatalogue:
         ]
 
     def _saved_faults(self, manifest: AdapterManifest, names: list[str]) -> list[str]:
-        """Full copies are without effect only where they can be compared with the base."""
+        """Returns the faults of full copies, which have no effect only where they can be compared
+        with the base."""
         comparable = (TargetKind.EMBEDDING, TargetKind.LM_HEAD)
         bad = [
             saved
@@ -173,7 +176,7 @@ class TargetCatalogue:
 
 
 class _Pattern:
-    """PEFT's rank_pattern or alpha_pattern applied to the adapted modules."""
+    """PEFT's rank_pattern or alpha_pattern, applied to the adapted modules."""
 
     def __init__(
         self, key: str, pattern: Mapping[str, int] | Mapping[str, float], targets: Sequence[str]
@@ -193,7 +196,8 @@ class _Pattern:
 
 
 def _named(selection: tuple[str, ...] | str, names: list[str]) -> list[str]:
-    """The names that a list of names (whole, or their last parts) or an expression selects."""
+    """Returns the names selected by a list of names (whole, or their last parts) or an
+    expression."""
     if isinstance(selection, str):
         (row,) = match_all("full", [selection], names)
         return [name for name, hit in zip(names, row, strict=True) if hit is not None]
@@ -223,7 +227,7 @@ def _unmatched_names(manifest: AdapterManifest, names: list[str]) -> list[str]:
 
 
 def _layers(manifest: AdapterManifest, names: list[str]) -> list[tuple[str, int | None]]:
-    """Each name with its layer number, by the first layers_pattern that finds one."""
+    """Returns each name with its layer number, by the first layers_pattern that finds one."""
     patterns = manifest.layers_pattern
     rows = match_all("layer", patterns, names) if patterns else match_all("any_layer", [""], names)
     found = []

@@ -1,4 +1,4 @@
-"""AdapterChecker: has adapters judged in a process beside the engine's. Torch-free."""
+"""AdapterChecker: has adapters checked in a process beside the engine's. Torch-free."""
 
 import logging
 import socket
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterChecker:
-    """Starts the judge when it is first needed, and again after one that had to be ended.
+    """Starts the checking process when it is first needed, and again after one that had to be
+    ended.
 
     Safe for several threads; one question is asked at a time.
 
@@ -53,7 +54,7 @@ class AdapterChecker:
         self._end: weakref.finalize[..., AdapterChecker] | None = None
 
     def identify(self, folder: Path, source: Path | None) -> Identity:
-        """What a config describes. Also judges the tokenizer files of `source`.
+        """Returns what a config describes. Also checks the tokenizer files of `source`.
 
         Raises:
             AdapterRejected: with every fault.
@@ -63,7 +64,7 @@ class AdapterChecker:
         return self._ask(Identify(str(folder), where), Identity)
 
     def plan(self, folder: Path) -> AdapterPlan:
-        """How the adapter in a folder is loaded.
+        """Returns how the adapter in a folder is loaded.
 
         Raises:
             AdapterRejected: with every fault.
@@ -73,11 +74,11 @@ class AdapterChecker:
 
     @property
     def process_id(self) -> int | None:
-        """The judge's; None where none runs."""
+        """Returns the id of the checking process; None where none runs."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """Ends the judge."""
+        """Ends the checking process."""
         with self._lock:
             self._stop()
 

@@ -1,7 +1,7 @@
-"""Judges adapters in a process of its own. Run as `python -m loraplex.adapters.checks.judge FD`.
+"""Checks adapters in a process of its own. Run as `python -m loraplex.adapters.checks.judge FD`.
 
-Parsing and matching what nobody trusts can take all of a processor's time and memory. Here it has
-limits of both, and the engine's process goes on meanwhile. The socket with the number FD brings one
+Parsing and matching untrusted content can take all of a processor's time and memory. Here both are
+limited, and the engine's process goes on meanwhile. The socket with the number FD brings one
 `Base`, then questions, each of which is answered. Torch-free.
 """
 
@@ -35,7 +35,7 @@ TOO_COSTLY = (
 
 
 class Base(msgspec.Struct, frozen=True):
-    """What adapters are judged against."""
+    """What adapters are checked against."""
 
     modules: list[TargetModule]
     others: dict[str, bool]
@@ -43,14 +43,14 @@ class Base(msgspec.Struct, frozen=True):
 
 
 class Identify(msgspec.Struct, frozen=True, tag="identify"):
-    """What is it? Answered by `Identity` or `Refusal`."""
+    """Asks what an adapter is. Answered by `Identity` or `Refusal`."""
 
     folder: str  # with the config
     source: str | None = None  # the folder that it came from, with tokenizer files perhaps
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
-    """How is it loaded? Answered by `AdapterPlan` or `Refusal`."""
+    """Asks how an adapter is loaded. Answered by `AdapterPlan` or `Refusal`."""
 
     folder: str
 
@@ -129,7 +129,7 @@ class Judge:
 
 
 def read_manifest(path: Path) -> AdapterManifest:
-    """Raises AdapterRejected with all that is wrong with a folder's config."""
+    """Returns a folder's manifest. Raises AdapterRejected with every fault of its config."""
     with AdapterFolder.opened(path) as folder:
         file = folder.open(CONFIG_NAME)
         if file is None:
@@ -140,7 +140,7 @@ def read_manifest(path: Path) -> AdapterManifest:
 
 @contextmanager
 def _cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises _TooLong in the block once this process has computed for so long."""
+    """Raises _TooLong in the block once this process has computed for that long."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _TooLong

@@ -1,4 +1,4 @@
-"""The keys of PEFT's adapter_config.json: supported, harmless or refused, and how to read one."""
+"""The keys of PEFT's adapter_config.json: supported, harmless or refused, and how each is read."""
 
 import re
 from collections.abc import Mapping
@@ -73,7 +73,8 @@ FEATURES = {
 
 
 def unsupported(config: Mapping[str, Any]) -> list[str]:
-    """One fault for each feature in `config` that would change the result and is not supported."""
+    """Returns one fault for each feature in `config` that would change the result and is not
+    supported."""
     faults = [f"{feature} is not supported" for key, feature in FEATURES.items() if config.get(key)]
     if config.get("peft_type") != "LORA":
         faults.append(f'peft_type must be "LORA", got {shown(config.get("peft_type"))}')
@@ -103,7 +104,7 @@ def _informs(key: str, value: object) -> bool:
 
 
 class ConfigReader:
-    """Reads typed values out of a config and collects what is wrong with them in `faults`."""
+    """Reads typed values from a config, and collects their faults in `faults`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -141,7 +142,8 @@ class ConfigReader:
         return {name: self._integer(f"{key}[{shown(name)}]", x, low, high) for name, x in items}
 
     def integers(self, key: str, high: int, count: int) -> list[int] | None:
-        """A list of integers from 0 to `high`; one integer counts as a list; None where absent."""
+        """Returns a list of integers from 0 to `high`; one integer counts as a list; None where
+        absent."""
         value = self._config.get(key)
         if value is None:
             return None
@@ -152,7 +154,7 @@ class ConfigReader:
         return [self._integer(key, item, 0, high) for item in values]
 
     def names(self, key: str, count: int, limit: int) -> tuple[str, ...]:
-        """A list of non-empty texts; empty where absent."""
+        """Returns a list of non-empty texts; empty where absent."""
         value = self._config.get(key)
         if value is None:
             return ()

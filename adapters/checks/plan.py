@@ -1,4 +1,4 @@
-"""AdapterPlan: what a check found out, so that nothing has to be checked twice. Torch-free."""
+"""AdapterPlan: the result of a check, so that nothing is checked twice. Torch-free."""
 
 import math
 
@@ -10,7 +10,7 @@ ITEM_SIZES = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
 
 class TensorSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Where one tensor lies in the weights file."""
+    """The place of one tensor in the weights file."""
 
     name: str
     dtype: str  # one of ITEM_SIZES
@@ -37,7 +37,7 @@ class PlannedModule(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BaseCopy(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that must equal a base weight, since it would take its place."""
+    """A tensor that must equal a base weight, since it would replace it."""
 
     module: str
     tensor: TensorSpan

@@ -1,7 +1,7 @@
 """Matches regular expressions from untrusted files against module names.
 
 A hostile expression can take exponential time or all memory: untrusted ones are matched only in the
-process that judges adapters, which has limits of both.
+process that checks adapters, which limits both.
 """
 
 import re
@@ -18,7 +18,7 @@ _RULES: dict[str, Callable[[str], Callable[[str], re.Match[str] | None]]] = {
 
 
 class RegexError(ValueError):
-    """An expression is not valid."""
+    """Raised for an expression that is not valid."""
 
 
 def match_all(rule: str, patterns: Sequence[str], names: Sequence[str]) -> list[list[str | None]]:

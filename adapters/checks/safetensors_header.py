@@ -1,4 +1,4 @@
-"""Reads the header of a safetensors file that nobody trusts; no tensor is touched. Torch-free."""
+"""Reads the header of an untrusted safetensors file; no tensor is touched. Torch-free."""
 
 import math
 from collections.abc import Iterable
@@ -32,8 +32,8 @@ class _Entry(msgspec.Struct):
 
 
 def read_header(file: BinaryIO, size: int) -> list[TensorSpan]:
-    """The tensors of a file of `size` bytes: floats that fill it exactly, one after another. What
-    the file is called does not matter, only what is in it.
+    """Returns the tensors of a file of `size` bytes: floats that fill it exactly, one after
+    another. Only the file's content matters, not its name.
 
     Raises:
         AdapterRejected: not safetensors, or a header that does not fit the file. No content of a

@@ -1,4 +1,4 @@
-"""Finds the tensors of a weights file that an adapter's modules call for. Torch-free."""
+"""Finds the tensors of a weights file that an adapter's modules need. Torch-free."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ _FEATURE_KEYS = {
 
 @dataclass
 class _Found:
-    """The tensors of a file by what they are."""
+    """The tensors of a file, by what they are."""
 
     lora: dict[str, dict[str, TensorSpan]] = field(default_factory=dict)  # by module and part
     base_copies: list[BaseCopy] = field(default_factory=list)
@@ -46,8 +46,8 @@ def make_plan(
     targets: Mapping[str, AdapterTarget],
     base: TargetCatalogue,
 ) -> AdapterPlan:
-    """Where to find what `targets` call for. The tensors must be exactly those, beside copies of
-    the input embedding and of lm_head.
+    """Returns where to find what `targets` need. The tensors must be exactly those, beside copies
+    of the input embedding and of lm_head.
 
     Raises:
         AdapterRejected: tensors without a module, modules without tensors, two for one, or wrong
@@ -99,7 +99,7 @@ def _sort(
 
 
 def _copied(key: str, base: TargetCatalogue) -> str | None:
-    """The module whose weight a tensor copies, if that weight can be compared."""
+    """Returns the module whose weight a tensor copies, if that weight can be compared."""
     match = _BASE_COPY.fullmatch(key)
     module = base.modules.get(match["module"]) if match else None
     return None if module is None or module.kind is TargetKind.LINEAR else module.name

@@ -124,7 +124,8 @@ class _Sequence:
         scaling: float,
         softcap: float | None,
     ) -> _Sums:
-        """Of the keys from `begin` on; those before `oldest` are another's by now."""
+        """Sums the part of the keys from `begin` on; keys before `oldest` may belong to another
+        sequence by now."""
         start, end = max(begin, oldest), min(begin + PART, self.seq_len)
         room = (0, 0, start - begin, begin + PART - end)
         keys, values = (
@@ -162,5 +163,5 @@ class _Sequence:
 
 
 def _weights(scores: Tensor, peak: Tensor) -> Tensor:
-    """2 to the power of what scores are below the peak; 0 where nothing is seen."""
+    """Returns 2 to the power of each score's distance below the peak; 0 where nothing is seen."""
     return torch.exp2(scores - peak.masked_fill(peak == float("-inf"), 0.0))

@@ -1,4 +1,4 @@
-"""QuerySpans: which rows of a flat batch belong to which sequence."""
+"""QuerySpans: assigns the rows of a flat batch to sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class QuerySpans:
         seq_lens: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> Self:
-        """From numbers on the host: S + 1 row offsets and S lengths."""
+        """Builds spans from numbers on the host: S + 1 row offsets and S lengths."""
         lengths = [end - start for start, end in pairwise(query_start)]
         return cls(
             torch.tensor(query_start, dtype=torch.int64, device=device),

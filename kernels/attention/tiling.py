@@ -18,7 +18,7 @@ _PROCESSORS_OF_H100 = 132  # taken where no GPU is: to interpret, or to compile 
 
 @dataclass(frozen=True)
 class _Loop:
-    """How a program goes through its keys."""
+    """How a program loops over its keys."""
 
     keys: int
     warps: int
@@ -54,11 +54,11 @@ class Tiling:
     min_tiles: int = 1  # tiles of keys below which a share is not worth a program
 
     def parts(self, group: int) -> int:
-        """Programs that the query heads of one KV head are divided among."""
+        """Returns the programs that share the query heads of one KV head."""
         return -(-group // self.heads)
 
     def num_tiles(self, num_tokens: int, num_sequences: int) -> int:
-        """Enough for every way to divide the tokens among the sequences."""
+        """Returns enough tiles for every way to divide the tokens among the sequences."""
         if self.one_tile:
             return num_sequences
         return num_tokens // (self.rows // self.heads) + num_sequences
@@ -67,7 +67,8 @@ class Tiling:
 def choose_tiling(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, spans: QuerySpans, window: int | None
 ) -> Tiling:
-    """From shapes, dtypes and the bounds of the spans, so that a recorded launch can be replayed.
+    """Chooses a tiling from shapes, dtypes and the bounds of the spans, so that a recorded launch
+    can be replayed.
 
     Args:
         query: [T, H, Dk].
@@ -108,7 +109,8 @@ def choose_tiling(
 
 
 def power_of_two(dim: int) -> int:
-    """The smallest that holds `dim` numbers and that a matrix product takes."""
+    """Returns the smallest power of two that holds `dim` numbers and that a matrix product
+    takes."""
     return max(MIN_DIM, 1 << (dim - 1).bit_length())
 
 

@@ -44,8 +44,8 @@ def _some(settings: DrawSettings, part: slice) -> DrawSettings:
 
 
 def _draw(logits: Tensor, rows: Tensor, settings: DrawSettings, keys: Tensor) -> Tensor:
-    """As a race: with e exponentially distributed, the least e / p is the greatest
-    log p + Gumbel noise."""
+    """Draws by a race: with e exponentially distributed, the least e / p is the greatest log p +
+    Gumbel noise."""
     probs = distribution(logits, rows, settings)
     times = -torch.log1p(-noise(keys, logits.shape[1])) / probs
     return times.masked_fill(probs == 0.0, float("inf")).argmin(-1)

@@ -1,4 +1,4 @@
-"""DrawSettings: how each token of a step is to be drawn."""
+"""DrawSettings: how each token of a step is drawn."""
 
 from dataclasses import dataclass
 

@@ -26,7 +26,7 @@ class Int8Weight:
 
     @staticmethod
     def num_bytes(weight: Tensor) -> int:
-        """Of the panels of a weight [N, K]."""
+        """Returns the bytes of the panels of a weight [N, K]."""
         rows, columns = weight.shape
         return -(-rows // PANEL) * PANEL * -(-columns // _STEP) * _STEP
 

@@ -24,7 +24,7 @@ class PackedWeight:
 
     @staticmethod
     def num_bytes(weight: Tensor) -> int:
-        """Of the panels of a weight [N, K]."""
+        """Returns the bytes of the panels of a weight [N, K]."""
         rows, columns = weight.shape
         return math.prod(panels_shape(rows, columns, weight.dtype)) * weight.itemsize
 

@@ -1,4 +1,4 @@
-"""LinearFormat: how the weights of linear layers are kept, and what multiplies by them."""
+"""LinearFormat: how the weights of linear layers are stored, and what multiplies by them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class KeptWeight(Protocol):
     """A weight [N, K] in some format."""
 
     def unpack(self) -> Tensor:
-        """-> [N, K], not to be written; where the format rounds, what is left of the weight."""
+        """Returns [N, K], read-only; where the format rounds, what is left of the weight."""
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids [...] int64 below N -> [..., K]: rows of the weight, as an embedding."""
@@ -22,7 +22,7 @@ class KeptWeight(Protocol):
 
 @dataclass(frozen=True)
 class LinearFormat:
-    """Of weights, activations and results in one of its dtypes.
+    """A format for weights, activations and results in one of its dtypes.
 
     A row of a product does not depend on how many rows are multiplied beside it.
     """

@@ -35,7 +35,7 @@ def tiles(rows: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class PlainWeight:
-    """A weight [N, K] as it came."""
+    """A weight [N, K] as it is."""
 
     weight: Tensor
 

@@ -1,4 +1,4 @@
-"""LoRABatch: which adapter slot each row of one step belongs to."""
+"""LoRABatch: the adapter slot of each row of one step."""
 
 from dataclasses import dataclass
 from typing import Any, Self

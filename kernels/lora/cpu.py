@@ -72,7 +72,7 @@ class EmbeddingLoRATable(LoRATable):
 def _with_expand_operands(
     operand: LoRAOperand, size_of_a: int, depth: int, memory: HugePageChunks
 ) -> PackedOperand:
-    """The slices packed, behind room for A; all of one dtype, float32 or bfloat16.
+    """Packs the slices behind room for A; all of one dtype, float32 or bfloat16.
 
     Args:
         size_of_a: in numbers, when it is packed.

@@ -16,7 +16,7 @@ from loraplex.kernels.lora.operands import LoRAOperand
 
 
 class LoRATable:
-    """The adapters of one linear by slot, as they came."""
+    """The adapters of one linear by slot, unpacked."""
 
     def __init__(self, num_slots: int) -> None:
         self._operands: list[LoRAOperand | None] = [None] * num_slots
@@ -25,7 +25,7 @@ class LoRATable:
         self._operands[slot] = operand
 
     def segments(self, batch: LoRABatch) -> Iterator[tuple[Tensor, LoRAOperand]]:
-        """[n] int64 rows and the weights of each adapter that has some of both."""
+        """Yields [n] int64 rows and the weights of each adapter that has both rows and weights."""
         starts = batch.starts.tolist()
         for slot, start, end in zip(batch.slots.tolist(), starts, starts[1:], strict=False):
             operand = self._operands[slot] if slot >= 0 else None

@@ -1,4 +1,4 @@
-"""The weights that a LoRA kernel takes: one adapter's share of one, possibly fused, linear."""
+"""The weights that a LoRA kernel takes: one adapter's part of one, possibly fused, linear."""
 
 from typing import NamedTuple, Protocol
 
@@ -21,8 +21,8 @@ class LoRAOperand(NamedTuple):
 
 
 class LoRATable(Protocol):
-    """The adapters of one linear by slot, as a kernel reads them. What is in the slots may change
-    between launches; where the table lies does not."""
+    """The adapters of one linear by slot, as a kernel reads them. The content of slots may change
+    between launches; the place of the table does not."""
 
     def set(self, slot: int, operand: LoRAOperand | None) -> None:
         """Puts an adapter's weights into a slot, or None to empty it."""

@@ -18,12 +18,12 @@ _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fno-math-errno")
 
 
 class NativeUnavailable(Exception):
-    """The native kernels cannot be had on this machine; the message says why."""
+    """Raised where the native kernels are not available on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of CPU: what it must have, and what the compiler may therefore use."""
+    """A kind of CPU: the features that it must have and that the compiler may therefore use."""
 
     name: str
     cpu_flags: frozenset[str]  # as /proc/cpuinfo spells them
@@ -45,7 +45,7 @@ TARGETS = (  # the best first
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the CPU can do; empty where the system does not say so."""
+    """Returns the CPU's features; empty where the system does not list them."""
     try:
         text = cpuinfo.read_text()
     except OSError:
@@ -57,7 +57,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def choose_target(flags: frozenset[str]) -> Target:
-    """The best target that a CPU with these flags can run.
+    """Returns the best target that a CPU with these flags can run.
 
     Raises:
         NativeUnavailable: it can run none.
@@ -69,7 +69,7 @@ def choose_target(flags: frozenset[str]) -> Target:
 
 
 def find_compiler(names: tuple[str, ...] = COMPILERS) -> str:
-    """Path of the first of these C++ compilers that is there.
+    """Returns the path of the first of these C++ compilers that exists.
 
     Raises:
         NativeUnavailable: there is none.
@@ -81,7 +81,7 @@ def find_compiler(names: tuple[str, ...] = COMPILERS) -> str:
 
 
 def build(target: Target, compiler: str, folder: Path) -> Path:
-    """The shared library for a target, from `folder` or else compiled into it.
+    """Returns the shared library for a target, from `folder` or else compiled into it.
 
     Several processes may build at once: each compiles aside and moves its result into place.
 

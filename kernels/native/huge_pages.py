@@ -14,13 +14,13 @@ _POPULATE_WRITE = 23  # advice of Linux 5.14 and newer: fault pages in as a writ
 
 
 def give_back_freed_memory() -> None:
-    """Makes the C library return to the system what it keeps of freed memory, if it can."""
+    """Makes the C library return freed memory to the system, if it can."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def populate(tensor: Tensor) -> None:
-    """Gives a contiguous tensor its memory now; what is in it stays. Only Linux can."""
+    """Gives a contiguous tensor its memory now and keeps its content. Only Linux can."""
     first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     size = tensor.data_ptr() + tensor.nbytes - first
     with contextlib.suppress(AttributeError):
@@ -43,7 +43,7 @@ class HugePages:
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor on the CPU, of numbers nobody has set.
+        """Returns a contiguous tensor on the CPU, with undefined numbers.
 
         Raises:
             ValueError: there is no room for it.
@@ -70,7 +70,7 @@ class HugePageChunks:
         self._chunk: HugePages | None = None
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """As `HugePages.empty`, without its end."""
+        """Returns a tensor as `HugePages.empty` does, but never runs out of room."""
         if self._chunk is not None:
             with contextlib.suppress(ValueError):
                 return self._chunk.empty(*shape, dtype=dtype)

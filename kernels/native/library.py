@@ -70,7 +70,7 @@ _SIGNATURES = {  # the arguments of each function: a pointer, a long, an int, a 
 
 @functools.cache
 def native() -> ctypes.CDLL:
-    """The library for this machine, compiled on first use into the user's cache folder.
+    """Returns the library for this machine, compiled on first use into the user's cache folder.
 
     Raises:
         NativeUnavailable: saying why there is none.
@@ -131,12 +131,13 @@ def launch(name: str, *arguments: Argument) -> None:
 
 
 def signature(name: str) -> str:
-    """A letter for each argument: p for a pointer, l for a long, i for an int, f for a float."""
+    """Returns a letter for each argument: p for a pointer, l for a long, i for an int, f for a
+    float."""
     return _SIGNATURES[name]
 
 
 def address(argument: Argument) -> int | float | None:
-    """What the library is given for an argument."""
+    """Returns what the library is given for an argument."""
     if isinstance(argument, Tensor):
         return argument.data_ptr()
     return argument.buffer_info()[0] if isinstance(argument, array) else argument
@@ -153,14 +154,16 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 class Threads(int):
-    """How many threads a call should use, and why, so that it can be told for other work."""
+    """How many threads a call should use, and why, so that the number can be computed for other
+    work."""
 
     work: int
     grain: int
 
 
 def num_threads(work: int, grain: int) -> Threads:
-    """How many threads a call should use: torch's number, less where each would get little.
+    """Returns how many threads a call should use: torch's number, fewer where each would get
+    little.
 
     Args:
         work: in any unit, such as bytes read.
@@ -173,7 +176,7 @@ def num_threads(work: int, grain: int) -> Threads:
 
 @functools.cache
 def cache_folder() -> Path:
-    """The user's cache folder, or a private temporary one where that cannot be written."""
+    """Returns the user's cache folder, or a private temporary one where that cannot be written."""
     folder = Path.home() / ".cache" / "loraplex" / "kernels"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

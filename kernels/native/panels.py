@@ -7,7 +7,7 @@ PANEL = 32  # rows of a weight, that is output columns, that lie together
 
 
 def panels_shape(rows: int, columns: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """The shape of a weight [rows, columns] in panels."""
+    """Returns the shape of a weight [rows, columns] in panels."""
     step = 4 // dtype.itemsize
     return -(-rows // PANEL), -(-columns // step), PANEL, step
 

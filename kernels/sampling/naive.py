@@ -4,5 +4,5 @@ from torch import Tensor
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """logits [R, V] -> [R] int64: the first greatest of each row; NaN is above all numbers."""
+    """logits [R, V] -> [R] int64: the first maximum of each row; NaN is above all numbers."""
     return logits.argmax(dim=-1)

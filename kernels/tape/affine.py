@@ -1,4 +1,4 @@
-"""Affine: whole numbers that follow from a few sizes by a sum of multiples."""
+"""Affine: whole numbers that are affine functions of a few sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ Sizes: TypeAlias = tuple[int, ...]  # K numbers that a computation may change be
 
 
 def with_steps(base: Sizes) -> list[Sizes]:
-    """The K + 1 sizes from which an `Affine` is told: the base, and one more of each in turn."""
+    """Returns the K + 1 sizes that determine an `Affine`: the base, and one more of each in
+    turn."""
     more = [tuple(n + (i == k) for i, n in enumerate(base)) for k in range(len(base))]
     return [base, *more]
 
@@ -24,7 +25,7 @@ class Affine:
 
     @classmethod
     def through(cls, base: Sizes, numbers: Sequence[Sequence[int]]) -> Self:
-        """From the N numbers at each of the sizes of `with_steps(base)`."""
+        """Fits the N numbers at each of the sizes of `with_steps(base)`."""
         known = torch.tensor(numbers, dtype=torch.int64).reshape(len(base) + 1, -1)
         slopes = (known[1:] - known[0]).t()  # [N, K]
         constants = known[0] - (slopes * torch.tensor(base, dtype=torch.int64)).sum(dim=1)
@@ -35,16 +36,16 @@ class Affine:
         return self.coefficients @ torch.tensor((1, *sizes))
 
     def plus(self, constants: Tensor) -> "Affine":
-        """Each number with a constant [N] added."""
+        """Adds a constant [N] to each number."""
         moved = self.coefficients.clone()
         moved[:, 0] += constants
         return Affine(moved)
 
     def select(self, which: Tensor) -> "Affine":
-        """Some of the numbers, by place or by mask."""
+        """Selects some of the numbers, by place or by mask."""
         return Affine(self.coefficients[which])
 
     @property
     def varies(self) -> Tensor:
-        """[N] whether a number depends on the sizes."""
+        """Returns [N] whether a number depends on the sizes."""
         return (self.coefficients[:, 1:] != 0).any(dim=1)

@@ -22,16 +22,16 @@ _WORDS = 1 + _INTEGERS + _FLOATS // 2  # of eight bytes: the function, integers,
 
 
 class CallList:
-    """Calls one after another in memory, behind them the lists of numbers that they point to.
+    """Calls one after another in memory, followed by the lists of numbers that they point to.
 
-    Each whole number is a word of this memory. When the sizes change, only those that depend on
-    them are written anew, all at once.
+    Each whole number is a word of this memory. When the sizes change, only the words that depend on
+    them are rewritten, all at once.
     """
 
     def __init__(
         self, launches: Sequence[Launch], numbers: Affine, address_of: Callable[[Address], int]
     ) -> None:
-        """`address_of`: where the memory of an address begins, its offset not counted."""
+        """`address_of`: returns where the memory of an address begins, without its offset."""
         writer = _Writer(launches, address_of)
         self._words = writer.words
         self._native = native()  # alive, as are the functions in it
@@ -45,7 +45,7 @@ class CallList:
         self._work = numbers.select(threads[:, 1])
 
     def address(self, index: int) -> int:
-        """Of a call, for `lpx_play`."""
+        """Returns the address of a call, for `lpx_play`."""
         return self._words.data_ptr() + index * _WORDS * self._words.itemsize
 
     def set(self, sizes: Sizes) -> None:
@@ -55,7 +55,7 @@ class CallList:
 
 
 class _Writer:
-    """Writes what is the same at all sizes, and notes where the rest belongs."""
+    """Writes what is the same at all sizes, and records where the rest belongs."""
 
     def __init__(self, launches: Sequence[Launch], address_of: Callable[[Address], int]) -> None:
         operands = [operand for launch in launches for operand in launch.operands]

@@ -1,4 +1,4 @@
-"""Torch's own simple operations in native code, to the bit, so that a tape can hold them."""
+"""Torch's own simple operations in native code, equal to the bit, so that a tape can hold them."""
 
 from array import array
 
@@ -16,7 +16,7 @@ _SIZES = (1, 2, 4, 8)  # bytes of the numbers that are copied as they are
 
 
 class NoNativeForm(Exception):
-    """These operands are not known to the native code; nothing was written."""
+    """Raised for operands that the native code does not know; nothing was written."""
 
 
 def arithmetic(operation: str, a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -80,8 +80,8 @@ def _formats(known: tuple[str, ...], *operands: Tensor) -> str:
 
 
 def _walk(*operands: Tensor) -> "array[int]":
-    """Number of dimensions, sizes, strides of each operand; neighbours are joined where they can
-    be, and the last dimension is the one that is closest together in the last operand."""
+    """Returns the number of dimensions, the sizes and the strides of each operand; neighbours are
+    joined where possible, and the last dimension is the densest one of the last operand."""
     *_, out = operands
     order = sorted((d for d in range(out.dim()) if out.shape[d] != 1), key=out.stride, reverse=True)
     dims: list[tuple[int, list[int]]] = []

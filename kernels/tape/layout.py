@@ -1,4 +1,4 @@
-"""Where the buffers of a recorded computation lie in one piece of memory."""
+"""Lays out the buffers of a recorded computation in one piece of memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Layout:
 
 
 def lay_out(buffers: Sequence[Buffer]) -> Layout:
-    """Buffers that are in use at the same step do not overlap; each takes the first gap that there
-    is when it comes into use."""
+    """Places buffers so that those in use at the same step do not overlap; each takes the first gap
+    available when it comes into use."""
     offsets = [0] * len(buffers)
     num_bytes = 0
     placed: list[tuple[int, int, int]] = []  # in use: begin, end, last step; ascending

@@ -1,4 +1,4 @@
-"""Native forms: what does the work of an operation of torch, to the bit where it is checked."""
+"""Native forms: native code for an operation of torch, equal to the bit where that is checked."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,8 @@ def _arithmetic(operation: str, out: Tensor, a: Any, b: Any, alpha: float = 1, *
 
 
 def _operand(value: Any, dtype: torch.dtype) -> Tensor:
-    """The operand as the kernel takes it; torch rounds a lone number to that dtype first."""
+    """Returns the operand as the kernel takes it; torch rounds a lone number to that dtype
+    first."""
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=dtype)
     if value.dim() == 0 and value.dtype.itemsize > dtype.itemsize:
@@ -57,7 +58,7 @@ def _embed(out: Tensor, table: Tensor, ids: Tensor, *_: Any) -> None:
 
 
 def _index(out: Tensor, source: Tensor, indices: list[Tensor | None]) -> None:
-    """One tensor of rows, before which are only dimensions of size 1."""
+    """Returns one tensor of rows, preceded only by dimensions of size 1."""
     *before, ids = indices
     if ids is None or any(i is not None for i in before) or len(before) + 2 != source.dim():
         raise NoNativeForm

@@ -1,4 +1,4 @@
-"""record: a computation of torch and native operations onto a tape."""
+"""record: records a computation of torch and native operations as a tape."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -42,14 +42,14 @@ Arrange: TypeAlias = Callable[[Sizes], Callable[[], Tensor]]
 
 
 class RecordingRefused(Exception):
-    """The computation cannot be played again from a tape; the message says why."""
+    """Raised where the computation cannot be played again from a tape; the message says why."""
 
 
 def record(arrange: Arrange, base: Sizes, others: Sequence[Sizes], limits: Sizes) -> Tape:
-    """Notes down what a computation does, from a few runs, so that it can be played at any sizes.
+    """Records what a computation does, from a few runs, so that it can be played at any sizes.
 
     It must do the same, on the same memory, whatever is in its inputs; sizes may only change the
-    shapes of tensors, and these by sums of multiples of the sizes.
+    shapes of tensors, and these as affine functions of the sizes.
 
     Args:
         arrange: sets inputs of the sizes that it is given, and returns what computes on them.
@@ -105,7 +105,7 @@ def _record_once(compute: Callable[[], Tensor], allocator: TrackedAllocator) -> 
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of torch between entering and leaving."""
+    """Intercepts every operation of torch between entering and leaving."""
 
     def __init__(self, allocator: TrackedAllocator, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,18 +126,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _VIEWS or (_returns_alias(func) and not func._schema.is_mutable):
             return func(*args, **kwargs)
         if func in _ALLOCATIONS:
-            return self._allocator.lend(func(*args, **kwargs))
+            return self._allocator.allocate(func(*args, **kwargs))
         return self._compute(func, args, kwargs)
 
     def _compute(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """In native code where that gives torch's own result to the bit, else by torch."""
+        """Computes in native code where that gives torch's own result to the bit, else with
+        torch."""
         form = NATIVE_FORMS.get(func)
         if form is None:
             return self._leave_to_torch(func, args, kwargs)
         mark = self._trace.mark()
         before = args[0].clone() if func._schema.is_mutable else None
         expected = func(*(args if before is None else (before.clone(), *args[1:])), **kwargs)
-        out = self._allocator.lend(expected) if before is None else args[0]
+        out = self._allocator.allocate(expected) if before is None else args[0]
         try:
             form(out, *args, **kwargs)
         except NoNativeForm:
@@ -157,16 +158,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return fresh if results is None else results
 
     def _lend(self, fresh: Any) -> Any:
-        return self._allocator.lend(fresh).copy_(fresh) if isinstance(fresh, Tensor) else fresh
+        return self._allocator.allocate(fresh).copy_(fresh) if isinstance(fresh, Tensor) else fresh
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether all numbers are equal; one that is none equals another that is none."""
+    """Returns whether all numbers are equal; a NaN equals another NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
 
 
 def _steers_the_host(func: OpOverload, args: Any) -> bool:
-    """Whether a number, or the size of a result, depends on values, or chance does."""
+    """Returns whether a number, or the size of a result, depends on values or on chance."""
     if func in _INDEXING:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return not _STEERING.isdisjoint(func.tags)

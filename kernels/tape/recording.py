@@ -1,8 +1,8 @@
 """Recording: what a computation did at one choice of its sizes, step by step.
 
-Whole numbers stand apart from the rest, which only names them by their place. So the recordings of
-one computation at several sizes have equal steps, and numbers from which those at any other sizes
-follow.
+Whole numbers are kept apart from the steps, which refer to them by their place. So the recordings
+of one computation at several sizes have equal steps, and their numbers determine those at any other
+sizes.
 """
 
 from array import array
@@ -43,14 +43,14 @@ class ThreadCount:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory that was lent while recording."""
+    """Memory that was allocated while recording."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False)
 class Outside:
-    """Memory that was there before, or a constant that is made anew each time."""
+    """Memory that existed before, or a constant that is made anew each time."""
 
     tensor: Tensor
 
@@ -111,7 +111,7 @@ class Recording:
 
 
 class Trace:
-    """Takes down the steps of one recording."""
+    """Collects the steps of one recording."""
 
     def __init__(self, allocator: TrackedAllocator) -> None:
         self._allocator = allocator
@@ -119,11 +119,11 @@ class Trace:
         self._numbers: list[int] = []
 
     def mark(self) -> tuple[int, int]:
-        """Where it is now, for `forget`."""
+        """Returns the current position, for `forget`."""
         return len(self._steps), len(self._numbers)
 
     def forget(self, mark: tuple[int, int]) -> None:
-        """All that came behind a mark."""
+        """Forgets everything recorded after a mark."""
         del self._steps[mark[0] :], self._numbers[mark[1] :]
 
     def launch(self, name: str, arguments: tuple[Argument, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Tape: a recorded computation that is played at any sizes."""
+"""Tape: a recorded computation, played at any sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +52,8 @@ class TorchCall:
 class Tape:
     """Plays what was recorded, at any sizes.
 
-    It reads its inputs where the recorded computation did, so they are refreshed there. What it
-    computes on the way lies in one arena, laid out for the largest sizes; a page of it takes no
+    It reads its inputs where the recorded computation did, so they are refreshed there.
+    Intermediate results lie in one arena, laid out for the largest sizes; a page of it takes no
     memory before it is used.
     """
 
@@ -72,11 +72,11 @@ class Tape:
 
     @property
     def steps(self) -> list[NativeSegment | TorchCall]:
-        """As they were played last."""
+        """Returns the steps as they were played last."""
         return self._steps
 
     def play(self, sizes: Sizes) -> Tensor:
-        """Computes anew from what is in the inputs now.
+        """Computes anew from the current inputs.
 
         Returns:
             The output; it is there until the tape plays again.
@@ -131,7 +131,7 @@ class Tape:
 
 
 def _buffers(recording: Recording, numbers: list[int]) -> list[Buffer]:
-    """Of each allocation, at the sizes to which the numbers belong."""
+    """Returns the buffer of each allocation, at the sizes to which the numbers belong."""
     uses: dict[int, list[int]] = {}
     for index, step in enumerate(recording.steps):
         for allocation in _allocations_of(step):

@@ -1,4 +1,4 @@
-"""TrackedAllocator: memory for the tensors of a computation that is being recorded."""
+"""TrackedAllocator: allocates memory for the tensors of a computation that is being recorded."""
 
 import weakref
 from collections import defaultdict
@@ -11,9 +11,9 @@ _SMALLEST = 4096  # bytes of a piece
 
 
 class TrackedAllocator:
-    """Lends pieces of memory, numbered in order, and takes each back when its last tensor is gone.
+    """Allocates pieces of memory, numbered in order, and frees each with its last tensor.
 
-    What was given back is lent again, but never returned to the system: an address belongs to one
+    Freed memory is allocated again but never returned to the system: an address belongs to one
     allocation, or to none, as long as this object lives.
     """
 
@@ -27,11 +27,11 @@ class TrackedAllocator:
         return len(self._numbers)
 
     def restart(self) -> None:
-        """Counts from 0 again; open allocations are no longer known."""
+        """Counts from 0 again; open allocations are no longer tracked."""
         self._numbers, self.sizes = {}, []
 
-    def lend(self, like: Tensor) -> Tensor:
-        """A tensor of the same shape, strides and dtype, of numbers nobody has set."""
+    def allocate(self, like: Tensor) -> Tensor:
+        """Returns a tensor of the same shape, strides and dtype, with undefined numbers."""
         extent = _extent(like)
         size = extent * like.element_size()
         if size == 0:
@@ -45,7 +45,8 @@ class TrackedAllocator:
         return flat.as_strided(like.shape, like.stride())
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """Of the allocation whose memory a tensor is on; None: of none."""
+        """Returns the number of the allocation that holds a tensor's memory; None: no
+        allocation."""
         return self._numbers.get(tensor.untyped_storage().data_ptr())
 
     def _take(self, size: int) -> Tensor:
@@ -58,7 +59,7 @@ class TrackedAllocator:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Numbers from the first to the last of a tensor, those between them included."""
+    """Returns how many numbers lie from the first to the last of a tensor, gaps included."""
     if tensor.numel() == 0:
         return 0
     spans = zip(tensor.shape, tensor.stride(), strict=True)
