@@ -49,16 +49,16 @@ def test_a_flood_of_one_account_leaves_the_others_what_they_have() -> None:
 
 def test_a_held_entry_counts_but_does_not_leave() -> None:
     order = filled("aab")
-    order.hold(0)
-    order.hold(1)
+    order.pin(0)
+    order.pin(1)
 
     assert order.victim() == 2
 
 
 def test_nothing_leaves_where_all_is_held() -> None:
     order = filled("ab")
-    order.hold(0)
-    order.hold(1)
+    order.pin(0)
+    order.pin(1)
 
     assert order.victim() is None
 
@@ -68,8 +68,8 @@ def test_an_account_takes_from_itself_or_from_one_that_has_more(
     account: str, victim: int | None
 ) -> None:
     order = filled("bbaa")
-    order.hold(0)
-    order.hold(1)
+    order.pin(0)
+    order.pin(1)
 
     assert order.victim(account) == victim
 
@@ -119,7 +119,7 @@ class FairLRUMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def pin(self, key: int) -> None:
         if key in self.entries and key not in self.held:
-            self.order.hold(key)
+            self.order.pin(key)
             self.held.add(key)
 
     @rule(key=KEYS)
