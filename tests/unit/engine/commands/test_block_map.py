@@ -26,12 +26,12 @@ def pool_with(accounts: list[str], references: list[int]) -> BlockPool:
 def test_blocks_that_are_alike_are_one_run_with_owner_state_and_references() -> None:
     pool = BlockPool(9)
     _, shared, cached = (pool.allocate("tenant") for _ in range(3))
-    pool.share(shared)
-    pool.remember(cached, 0, b"key", (1,))
+    pool.retain(shared)
+    pool.index(cached, 0, b"key", (1,))
     pool.release([cached])
     prompt = [pool.allocate(OPERATOR) for _ in range(2)]
     for block in prompt:
-        pool.share(block, "tenant")
+        pool.retain(block, "tenant")
 
     found = block_map(pool, "id")
 

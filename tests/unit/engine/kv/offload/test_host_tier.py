@@ -78,7 +78,7 @@ class HostTierMachine(RuleBasedStateMachine):
 
     def leave(self, block: HostBlock) -> None:
         assert block.is_here
-        assert not block.num_holders
+        assert not block.num_pins
         self.present = {n: b for n, b in self.present.items() if b is not block}
 
     @rule(number=NUMBERS)
@@ -103,7 +103,7 @@ class HostTierMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def unpin(self, number: int) -> None:
         block = self.present.get(number)
-        if block is not None and block.num_holders:
+        if block is not None and block.num_pins:
             self.tier.unpin(block)
 
     @invariant()
