@@ -26,27 +26,13 @@ from loraplex.adapters.manifest import (
     AdapterStats,
 )
 from loraplex.adapters.pool import AdapterPool
-from loraplex.adapters.reader import AdapterReader, ReadAdapter, StoredCopy
+from loraplex.adapters.reader import AdapterReader, ReadAdapter
+from loraplex.adapters.registration import RegisteredAdapter, StoredCopy
 from loraplex.adapters.trial import trial_faults
 from loraplex.adapters.weights import LoRAWeights
 
 DEFAULT_HOST_BYTES = 1 << 30
 MAX_LOOKED_AT = 64  # stored adapters whose frontiers are asked for at start
-
-
-@dataclass(frozen=True)
-class RegisteredAdapter:
-    """The result of a registration."""
-
-    ref: AdapterRef
-    rank: int  # the largest in it
-    target_modules: list[str]  # last name parts, sorted
-    num_modules: int
-    num_bytes: int  # in the engine's dtype
-    activation: Activation
-    frontier: int  # the layers below it store what they store without the adapter
-    base_model: str  # what its config says that it was trained on
-    base_mismatch: bool  # that is another name than the served model's, and was accepted
 
 
 @dataclass(frozen=True)

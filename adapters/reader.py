@@ -14,25 +14,13 @@ from loraplex.adapters.errors import AdapterError, AdapterRejected, AdapterUnava
 from loraplex.adapters.folder import WEIGHTS_NAME
 from loraplex.adapters.injection import LoRASites
 from loraplex.adapters.manifest import MAX_RANK, AdapterManifest
+from loraplex.adapters.registration import StoredCopy
 from loraplex.adapters.store import AdapterStore, StagedAdapter, digest_of
 from loraplex.adapters.weights import LoRAWeights, ReadWeights, read_weights
 
 _LARGEST_ITEM = 8  # bytes of a float64
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StoredCopy:
-    """Names an adapter in the store.
-
-    Args:
-        digest: what its content must have.
-        origin: the folder that it came from, out of which a damaged copy is mended.
-    """
-
-    digest: str
-    origin: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,18 @@ from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from loraplex.adapters.errors import AdapterError, AdapterNotFound, AdapterRejected
-from loraplex.adapters.manager import LoRAManager, RegisteredAdapter
-from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats, Folder, Stored
-from loraplex.adapters.reader import StoredCopy
+from loraplex.adapters.manifest import (
+    Activation,
+    AdapterManifest,
+    AdapterRef,
+    AdapterStats,
+    Folder,
+    Stored,
+)
+from loraplex.adapters.registration import RegisteredAdapter, StoredCopy
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.protocol import (
     AdapterInfo,
@@ -27,6 +34,27 @@ logger = logging.getLogger(__name__)
 Outcome = AdapterRegistered | AdapterUnregistered | RequestFailed
 
 
+class AdapterRegistry(Protocol):
+    """The part of the LoRA manager that registers adapters and tells of registered ones."""
+
+    def register(
+        self,
+        tenant: str,
+        adapter_id: str,
+        source: Path | StoredCopy,
+        *,
+        allow_base_mismatch: bool,
+        activation: Activation | None,
+    ) -> RegisteredAdapter: ...
+    def unregister(self, ref: AdapterRef) -> None: ...
+    def info(self, ref: AdapterRef) -> RegisteredAdapter: ...
+    def manifest(self, ref: AdapterRef) -> AdapterManifest: ...
+    def is_ready(self, ref: AdapterRef) -> bool: ...
+    def load_error(self, ref: AdapterRef) -> AdapterError | None: ...
+    def stats(self) -> AdapterStats: ...
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class AdapterTerms:
     """How an adapter is applied; the defaults are the base model's."""
@@ -40,7 +68,7 @@ class AdapterTerms:
 class AdapterCommands:
     """Reads adapters on a thread of its own, so that no decode step waits for a disk."""
 
-    def __init__(self, lora: LoRAManager) -> None:
+    def __init__(self, lora: AdapterRegistry) -> None:
         self._lora = lora
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-register")
         self._registering: list[tuple[RegisterAdapter, Future[RegisteredAdapter]]] = []

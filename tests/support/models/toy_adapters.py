@@ -8,8 +8,8 @@ from support.engine.adapter_slots import NamedSlots
 from support.engine.kv import adapter_ref
 
 from loraplex.adapters.errors import AdapterNotFound, AdapterRejected
-from loraplex.adapters.manager import RegisteredAdapter
 from loraplex.adapters.manifest import Activation, AdapterRef, AdapterStats
+from loraplex.adapters.registration import RegisteredAdapter
 from loraplex.engine.scheduling.scheduler import Scheduler
 
 TENANTS = ("x", "y", "z")  # each has all adapters, of the same contents

@@ -18,7 +18,7 @@ from loraplex.adapters.errors import (
     AdapterUnavailable,
 )
 from loraplex.adapters.manifest import AdapterRef
-from loraplex.adapters.reader import StoredCopy
+from loraplex.adapters.registration import StoredCopy
 
 pytestmark = PEFT_NOISE
 
