@@ -14,6 +14,8 @@ Messages of `RequestRejected` and `PromptRejected` reach a tenant: no path, no t
 
 from loraplex.engine.protocol import FailureCode, RequestFailed
 
+INTERNAL_ERROR = "The engine failed on this request."  # whose reason is in the log
+
 
 class EngineError(Exception):
     """The root of the tree."""

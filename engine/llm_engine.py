@@ -1,5 +1,6 @@
 """LLMEngine: requests in, events out, one step at a time."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from loraplex.engine.commands.block_map import block_map
 from loraplex.engine.commands.shares import set_tenant_shares
 from loraplex.engine.commands.stats import StepMetrics
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import RequestRejected
+from loraplex.engine.errors import INTERNAL_ERROR, RequestRejected
 from loraplex.engine.kv.idle_check import IdleCheck
 from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import (
@@ -45,6 +46,8 @@ from loraplex.engine.sequence import Sequence
 from loraplex.engine.step import StepOutput
 from loraplex.engine.text.detokenizer import Detokenizer
 from loraplex.engine.text.token_text import TokenText
+
+logger = logging.getLogger(__name__)
 
 NO_MEMORY = "There is no memory left that this request could ever have."
 
@@ -184,7 +187,7 @@ class LLMEngine:
         self._base_prompts.count(updates)
         events: list[Event] = [
             *failed,
-            *map(self._event, updates),
+            *self._token_events(updates),
             *self._fail_rows(output, result),
         ]
         in_use = self._scheduler.adapters_in_use
@@ -290,6 +293,22 @@ class LLMEngine:
                     RequestFailed(request_id=request_id, code=FailureCode.INTERNAL, message=reason)
                 )
         return failed
+
+    def _token_events(self, updates: list[SequenceUpdate]) -> list[Event]:
+        """Returns an event for each update; a request whose event cannot be built fails alone."""
+        events: list[TokenEvent] = []
+        failed: dict[str, RequestFailed] = {}
+        for update in updates:
+            request_id = update.sequence.request_id
+            try:
+                events.append(self._event(update))
+            except Exception:
+                logger.exception("An event of request %s cannot be built", request_id)
+                self._scheduler.abort(request_id)
+                failed[request_id] = RequestFailed(
+                    request_id=request_id, code=FailureCode.INTERNAL, message=INTERNAL_ERROR
+                )
+        return [*(event for event in events if event.request_id not in failed), *failed.values()]
 
     def _event(self, update: SequenceUpdate) -> TokenEvent:
         sequence = update.sequence

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import RequestRejected, StartRefused
+from loraplex.engine.errors import INTERNAL_ERROR, RequestRejected, StartRefused
 from loraplex.engine.fork_server import fork_engines
 from loraplex.engine.heartbeat import Heartbeat, Phase
 from loraplex.engine.libraries import import_engine
@@ -162,7 +162,7 @@ def _internal_failure(request_id: str) -> RequestFailed:
     return RequestFailed(
         request_id=request_id,
         code=FailureCode.INTERNAL,
-        message="The engine failed on this request.",
+        message=INTERNAL_ERROR,
     )
 
 

@@ -1,10 +1,12 @@
 """Scheduler: chooses what runs in a step, and applies the step's result to each sequence."""
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.errors import INTERNAL_ERROR
 from loraplex.engine.kv.admission_plan import AdmissionPlan
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.protocol import FinishReason
@@ -16,9 +18,11 @@ from loraplex.engine.scheduling.promises import Promises
 from loraplex.engine.scheduling.queues import WaitingQueue
 from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten, logits_rows
 from loraplex.engine.scheduling.step_plan import StepPlan
-from loraplex.engine.scheduling.stop_checker import StopChecker
+from loraplex.engine.scheduling.stop_checker import StopChecker, TextFailed
 from loraplex.engine.sequence import Output, Sequence, SequenceStatus
 from loraplex.engine.step import Logprobs, SampledToken, StepInput, StepOutput
+
+logger = logging.getLogger(__name__)
 
 
 class Drafter(Protocol):
@@ -128,7 +132,8 @@ class Scheduler:
         """Applies a step's result: appends tokens, forks, checks stops, releases finished
         sequences.
 
-        Sequences that failed in the step are left as they were; `abort` ends them.
+        Sequences that failed in the step are left as they were, and one whose text fails now is
+        added to them; `abort` ends them.
         """
         updates: list[SequenceUpdate] = []
         for item in output.scheduled:
@@ -142,8 +147,12 @@ class Scheduler:
                 self._keep(sequence)
             samples = result.samples.get(sequence.seq_id, [])
             choices = [sequence, *self._fork(sequence, len(samples))]
-            for choice, tokens in zip(choices, samples, strict=False):
-                updates += self._append(choice, tokens)
+            try:
+                for choice, tokens in zip(choices, samples, strict=False):
+                    updates += self._append(choice, tokens)
+            except TextFailed:
+                logger.exception("The text of sequence %d failed", sequence.seq_id)
+                result.failed[sequence.seq_id] = INTERNAL_ERROR
         return updates
 
     def abort(self, request_id: str) -> None:

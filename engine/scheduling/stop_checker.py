@@ -5,6 +5,10 @@ from loraplex.engine.sampling_params import MAX_COUNT
 from loraplex.engine.sequence import Sequence
 
 
+class TextFailed(Exception):
+    """A token of one sequence cannot be turned into text."""
+
+
 class StopChecker:
     """Knows the model's end-of-sequence tokens; all other stops belong to the sequence."""
 
@@ -24,7 +28,16 @@ class StopChecker:
 
         Returns:
             the text that can be given out now; all that is left if the sequence has finished.
+
+        Raises:
+            TextFailed: for any error of this sequence's own text.
         """
+        try:
+            return self._check(sequence)
+        except Exception as error:
+            raise TextFailed from error
+
+    def _check(self, sequence: Sequence) -> str:
         token = sequence.token_ids[-1]
         if token in self.ending_token_ids(sequence):
             stop = sequence.detokenizer.stop_tokens.get(token)

@@ -4,15 +4,18 @@ A sequence's randomness is a number computed from (seed, choice, position), not 
 generator: batching, preemption, drafts and restarts cannot change what is drawn.
 """
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from loraplex.engine.errors import INTERNAL_ERROR
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.step import (
     LogitsRows,
@@ -30,6 +33,8 @@ from loraplex.kernels.kernel_set import Kernels
 _LARGEST = 1e30
 _LEAST_LOGPROB = -9999.0
 NOT_FINITE = "The model's output for this request is not finite."
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Sequence[LogitsRows]) -> StepOutput:
         """Chooses tokens and reads log-probabilities.
 
-        A row from which no token can be chosen fails its sequence and no other.
+        A row from which no token can be chosen, or whose own values raise an error, fails its
+        sequence and no other.
 
         Args:
             logits: [R, V], any float dtype; the model's own.
@@ -81,19 +87,36 @@ class Sampler:
         first = 0
         for row in rows:
             if isinstance(row, PromptRow):
-                found = _logprobs(logits[first], row.token_id, row.num_top)
-                result.prompt_logprobs.setdefault(row.seq_id, {})[row.position] = found
+                with _failing_alone(row.seq_id, result, logits.device):
+                    found = _logprobs(logits[first], row.token_id, row.num_top)
+                    result.prompt_logprobs.setdefault(row.seq_id, {})[row.position] = found
             else:
                 groups.append([_Row(first + i, row, i) for i in range(row.num_rows)])
             first += row.num_rows
-        chosen = self._choose_all(logits, [row for group in groups for row in group])
+        rows_to_choose = [row for group in groups for row in group]
+        try:
+            chosen = self._choose_all(logits, rows_to_choose)
+        except Exception as error:
+            _raise_if_of_device(error, logits.device)
+            chosen = self._choose_one_by_one(logits, rows_to_choose, result)
         for group in groups:
             seq_id = group[0].of.seq_id
             if group[0].index in chosen:
-                result.samples[seq_id] = _samples(logits, group, chosen)
+                with _failing_alone(seq_id, result, logits.device):
+                    result.samples[seq_id] = _samples(logits, group, chosen)
             else:
-                result.failed[seq_id] = NOT_FINITE
+                result.failed.setdefault(seq_id, NOT_FINITE)
         return result
+
+    def _choose_one_by_one(
+        self, logits: Tensor, rows: list[_Row], result: StepOutput
+    ) -> dict[int, list[int]]:
+        """Returns the same tokens as `_choose_all`, except for the rows that raise an error."""
+        chosen: dict[int, list[int]] = {}
+        for row in rows:
+            with _failing_alone(row.of.seq_id, result, logits.device):
+                chosen |= self._choose_all(logits, [row])
+        return chosen
 
     def _choose_all(self, logits: Tensor, rows: list[_Row]) -> dict[int, list[int]]:
         """Returns, by row index, a token for each of the row's choices; none where none is
@@ -155,6 +178,23 @@ class Sampler:
             if math.isfinite(value):
                 chosen.setdefault(index, []).append(int(token))
         return chosen
+
+
+@contextmanager
+def _failing_alone(seq_id: int, result: StepOutput, device: torch.device) -> Iterator[None]:
+    """Fails one sequence where the block raises an error, unless the device is at fault."""
+    try:
+        yield
+    except Exception as error:
+        _raise_if_of_device(error, device)
+        logger.exception("Sampling for sequence %d failed", seq_id)
+        result.failed[seq_id] = INTERNAL_ERROR
+
+
+def _raise_if_of_device(error: Exception, device: torch.device) -> None:
+    """Raises what may have left a GPU unusable: then no row of the step can be trusted."""
+    if device.type != "cpu" and isinstance(error, RuntimeError):
+        raise error
 
 
 def _samples(
