@@ -61,6 +61,26 @@ def test_two_large_requests_have_as_many_rows_each(policy: type[SchedulingPolicy
     assert abs(rows[0] - rows[1]) <= 2 * ROWS
 
 
+@POLICIES
+@pytest.mark.parametrize("tenant", ["tenant", "other"])
+def test_a_request_of_as_many_choices_as_rows_begins_though_small_ones_never_end(
+    policy: type[SchedulingPolicy], tenant: str
+) -> None:
+    harness = SchedulerHarness(SETUP, policy=policy())
+    for _ in range(2 * ROWS):
+        add_call(harness, 1, 1)
+    harness.step()
+    whole = harness.add(
+        generate_request("whole", [2], tenant=tenant, n=ROWS, max_tokens=LENGTH, ignore_eos=True)
+    )
+
+    for _ in range(12 * LENGTH):
+        add_call(harness, 1, 1)
+        harness.step()
+
+    assert whole.is_finished
+
+
 @given(st.lists(st.integers(0, 3), max_size=12))
 def test_requests_of_one_prompt_begin_as_they_came(pauses: list[int]) -> None:
     harness = SchedulerHarness(SETUP)
