@@ -83,7 +83,7 @@ class BasePromptCommands:
         ref = BasePromptRef(prompt_id=command.prompt_id, version=command.version)
         prompt = self._find(ref)
         prompt.is_retired = True
-        if not prompt.is_ready and not self._users()[ref]:
+        if not prompt.is_ready and not self._scheduler.registry.num_users(ref):
             self._scheduler.abort(prompt.sequence.request_id)
         self._retiring.append((command.request_id, prompt))
 
@@ -127,13 +127,13 @@ class BasePromptCommands:
         return [*self._published(), *self._retired()]
 
     def stats(self) -> list[BasePromptStats]:
-        users = self._users()
+        registry = self._scheduler.registry
         return [
             BasePromptStats(
                 info=self._info(prompt),
                 is_ready=prompt.is_ready,
                 is_retired=prompt.is_retired,
-                num_users=users[prompt.ref],
+                num_users=registry.num_users(prompt.ref),
                 num_saved_blocks=self._num_saved_blocks(prompt),
             )
             for prompt in self._prompts
@@ -183,9 +183,9 @@ class BasePromptCommands:
         return done
 
     def _retired(self) -> list[Outcome]:
-        users = self._users() if self._retiring else Counter()
-        unused = [item for item in self._retiring if not users[item[1].ref]]
-        self._retiring = [item for item in self._retiring if users[item[1].ref]]
+        num_users = self._scheduler.registry.num_users
+        unused = [item for item in self._retiring if not num_users(item[1].ref)]
+        self._retiring = [item for item in self._retiring if num_users(item[1].ref)]
         for _, prompt in unused:
             self._forget(prompt)
         return [BasePromptRetired(request_id) for request_id, _ in unused]
@@ -199,10 +199,6 @@ class BasePromptCommands:
         kv.free(prompt.sequence)
         self._prompts.remove(prompt)
         kv.pool.retire(b for b in blocks if b.key is not None and b.key[1] not in self._prompts)
-
-    def _users(self) -> Counter[BasePromptRef]:
-        sequences = [*self._scheduler.running, *self._scheduler.waiting]
-        return Counter(s.base_prompt for s in sequences if s.base_prompt is not None)
 
     def _find(self, ref: BasePromptRef) -> PinnedPrompt:
         prompt = self._prompts.get(ref)

@@ -1,16 +1,51 @@
-"""WaitingQueue: the waiting sequences. TurnQueue: the contenders for a step, in order."""
+"""SequenceRegistry: the sequences that have not ended. WaitingQueue: the waiting sequences.
+TurnQueue: the contenders for a step, in order."""
 
 from bisect import bisect_left, insort
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
 from loraplex.adapters.manifest import AdapterRef
+from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.scheduling.call_turns import CallTurns, Scope
 from loraplex.engine.sequence import Sequence
 
 QueueKey = tuple[str, AdapterRef | None]  # the tenant and the adapter of all its sequences
+
+
+class SequenceRegistry:
+    """Sequences that wait or run, by request, and how many of them use each base prompt. No
+    question visits a sequence of another request."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[str, list[Sequence]] = defaultdict(list)
+        self._num_users: Counter[BasePromptRef] = Counter()
+
+    def add(self, sequence: Sequence) -> None:
+        self._by_request[sequence.request_id].append(sequence)
+        if sequence.base_prompt is not None:
+            self._num_users[sequence.base_prompt] += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that has ended."""
+        siblings = self._by_request[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[sequence.request_id]
+        if sequence.base_prompt is not None:
+            self._num_users[sequence.base_prompt] -= 1
+            if not self._num_users[sequence.base_prompt]:
+                del self._num_users[sequence.base_prompt]
+
+    def of_request(self, request_id: str) -> list[Sequence]:
+        """Returns a request's sequences."""
+        return list(self._by_request.get(request_id, ()))
+
+    def num_users(self, base_prompt: BasePromptRef) -> int:
+        """Returns the number of sequences that begin with a base prompt."""
+        return self._num_users[base_prompt]
 
 
 class WaitingQueue:

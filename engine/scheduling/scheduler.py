@@ -1,7 +1,6 @@
 """Scheduler: chooses what runs in a step, and applies the step's result to each sequence."""
 
 import logging
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from loraplex.engine.scheduling.admission import Admission, StepAdmission, Verdi
 from loraplex.engine.scheduling.policy import SchedulingPolicy
 from loraplex.engine.scheduling.preemption import choose_borrower, choose_victim
 from loraplex.engine.scheduling.promises import Promises
-from loraplex.engine.scheduling.queues import WaitingQueue
+from loraplex.engine.scheduling.queues import SequenceRegistry, WaitingQueue
 from loraplex.engine.scheduling.step_input import ScheduledSequence, flatten, logits_rows
 from loraplex.engine.scheduling.step_plan import StepPlan
 from loraplex.engine.scheduling.stop_checker import StopChecker, TextFailed
@@ -92,7 +91,7 @@ class Scheduler:
         self.admission = Admission(kv)
         self.waiting = WaitingQueue(policy.scope)
         self.running: list[Sequence] = []
-        self._by_request: dict[str, list[Sequence]] = defaultdict(list)  # all that have not ended
+        self.registry = SequenceRegistry()
         self.num_preemptions = 0
 
     @property
@@ -105,7 +104,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         sequence.added_at = self.kv.pool.metering.now()
-        self._by_request[sequence.request_id].append(sequence)
+        self.registry.add(sequence)
         self.waiting.enter(sequence)
 
     def schedule(self) -> SchedulerOutput:
@@ -119,13 +118,13 @@ class Scheduler:
         num_preempted += self._keep_running(plan)
         budgets = self.kv.pool.budgets
         is_short = num_preempted > 0
-        admission = StepAdmission(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
-        self._hand_out(plan, admission)
+        verdicts = StepAdmission(budgets, self.waiting, limits.max_num_seqs, within_floor=is_short)
+        self._hand_out(plan, verdicts)
         scheduled = [
             self._with_drafts(plan, self._scheduled(*granted)) for granted in plan.granted.items()
         ]
         return SchedulerOutput(
-            scheduled, self._input(scheduled), num_preempted, admission.impossible
+            scheduled, self._input(scheduled), num_preempted, verdicts.impossible
         )
 
     def update(self, output: SchedulerOutput, result: StepOutput) -> list[SequenceUpdate]:
@@ -158,7 +157,7 @@ class Scheduler:
     def abort(self, request_id: str) -> None:
         """Ends all sequences of a request at once and releases everything they hold. The cost does
         not depend on the number of other waiting sequences."""
-        for sequence in list(self._by_request.get(request_id, ())):
+        for sequence in self.registry.of_request(request_id):
             self._end(sequence)
             sequence.status = SequenceStatus.FINISHED
 
@@ -201,21 +200,21 @@ class Scheduler:
                 self._grant(plan, sequence, 1, self.kv.completed_keys(sequence, 1))
         return num_preempted
 
-    def _hand_out(self, plan: StepPlan, admission: StepAdmission) -> None:
+    def _hand_out(self, plan: StepPlan, verdicts: StepAdmission) -> None:
         """Hands out the step's remaining tokens by turns, to unfinished inputs and to waiting
         sequences."""
-        turns = self.policy.turns(plan.unfinished, self.waiting, admission.admits)
+        turns = self.policy.turns(plan.unfinished, self.waiting, verdicts.admits)
         promises = Promises(self.running, self.kv.promised)
         while plan.num_tokens > 0 and (sequence := next(turns, None)) is not None:
             if sequence.status is SequenceStatus.RUNNING:
                 self._extend(plan, sequence)
                 promises.note_allocated(sequence)
                 continue
-            verdict = self._begin(plan, sequence, promises, within_floor=admission.within_floor)
-            if self._can_never_run(sequence, verdict, admission):
-                admission.impossible.append(sequence)
-            admission.note(sequence, verdict)
-        self.policy.end_step(admission.contending() | {s.tenant for s in plan.unfinished})
+            verdict = self._begin(plan, sequence, promises, within_floor=verdicts.within_floor)
+            if self._can_never_run(sequence, verdict, verdicts):
+                verdicts.impossible.append(sequence)
+            verdicts.note(sequence, verdict)
+        self.policy.end_step(verdicts.contending() | {s.tenant for s in plan.unfinished})
         self.adapter_slots.forget_absent(self.waiting.adapters)
 
     def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
@@ -237,27 +236,27 @@ class Scheduler:
         if not self.adapter_slots.open(sequence, self.running):
             return Verdict.NO_ADAPTER
         self.policy.ledger.charge(sequence.tenant, loaded=num_bytes)
-        admission = self.kv.plan(sequence)
-        if admission.is_awaited or admission.next_key in plan.coming:
+        entry = self.kv.plan(sequence)
+        if entry.is_awaited or entry.next_key in plan.coming:
             verdict = Verdict.NOT_READY  # what it needs next is there in the next step
         else:
             promised = promises.by_account()
-            verdict = self.admission.judge(admission, promised, within_floor=within_floor)
+            verdict = self.admission.judge(entry, promised, within_floor=within_floor)
         if verdict is Verdict.ADMITTED:
-            self._admit(plan, admission)
+            self._admit(plan, entry)
         else:
             self.adapter_slots.close(sequence)
         return verdict
 
-    def _admit(self, plan: StepPlan, admission: AdmissionPlan) -> None:
+    def _admit(self, plan: StepPlan, entry: AdmissionPlan) -> None:
         """Moves a sequence that was judged to have room to the running ones."""
-        sequence = admission.sequence
-        num_tokens = min(plan.offer(sequence), admission.num_uncomputed_tokens)
-        keys = self.kv.commit(admission, num_tokens)
+        sequence = entry.sequence
+        num_tokens = min(plan.offer(sequence), entry.num_uncomputed_tokens)
+        keys = self.kv.commit(entry, num_tokens)
         plan.num_rows -= sequence.num_rows
         self._grant(plan, sequence, num_tokens, keys)
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = admission.cached.num_tokens
+            sequence.num_cached_tokens = entry.cached.num_tokens
             metering = self.kv.pool.metering
             sequence.queue_seconds = metering.now() - sequence.added_at
             metering.note_wait(sequence.tenant, sequence.queue_seconds)
@@ -276,13 +275,11 @@ class Scheduler:
         is_output = num_choices > 0 and sequence.num_output_tokens > 0
         self.policy.ledger.charge(sequence.tenant, prefill=more - is_output, decode=num_choices)
 
-    def _can_never_run(
-        self, sequence: Sequence, verdict: Verdict, admission: StepAdmission
-    ) -> bool:
+    def _can_never_run(self, sequence: Sequence, verdict: Verdict, verdicts: StepAdmission) -> bool:
         """Returns whether a sequence was refused although no running sequence's end would make
         room."""
         if verdict is Verdict.NO_ROOM:
-            return not self.running and not admission.within_floor
+            return not self.running and not verdicts.within_floor
         if verdict is not Verdict.OVER_CEILING or not self.running:
             return verdict is Verdict.OVER_CEILING
         is_alone = all(other.tenant != sequence.tenant for other in self.running)
@@ -324,7 +321,7 @@ class Scheduler:
             self.kv.fork(parent, child)
             self.adapter_slots.retain_slot(parent, child)
             self.running.append(child)
-            self._by_request[child.request_id].append(child)
+            self.registry.add(child)
         return children
 
     def _append(self, sequence: Sequence, tokens: list[SampledToken]) -> list[SequenceUpdate]:
@@ -372,7 +369,7 @@ class Scheduler:
     def _keep(self, sequence: Sequence) -> None:
         """Pins a computed base prompt: it no longer runs, but its blocks stay."""
         self.running.remove(sequence)
-        self._forget(sequence)
+        self.registry.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def _end(self, sequence: Sequence) -> None:
@@ -381,13 +378,7 @@ class Scheduler:
         self.adapter_slots.close(sequence)
         queue = self.waiting if sequence.status is SequenceStatus.WAITING else self.running
         queue.remove(sequence)
-        self._forget(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
-        siblings = self._by_request[sequence.request_id]
-        siblings.remove(sequence)
-        if not siblings:
-            del self._by_request[sequence.request_id]
+        self.registry.remove(sequence)
 
     def _store_prompt_logprobs(self, sequence: Sequence, result: StepOutput) -> None:
         if sequence.prompt_logprobs is not None:

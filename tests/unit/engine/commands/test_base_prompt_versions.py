@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.engine.engines import drain, make_engine, publish, request, retire, run, run_one
+from support.visits import count_visits
 
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.budgets import OPERATOR
@@ -100,6 +101,23 @@ def test_a_prompt_that_is_retired_while_users_wait_for_it_is_computed_for_them(
     assert any(isinstance(event, BasePromptPublished) for event in events)
     assert events[-1] == BasePromptRetired("retire")
     assert engine.stats().computed_prompt_tokens == len(OLD) + 2 * len(REST)
+
+
+def test_retiring_looks_at_no_more_requests_where_more_wait(engine: LLMEngine) -> None:
+    ref = publish(engine, OLD)
+    visits = []
+    for start, end in ((0, 20), (20, 400)):
+        for i in range(start, end):
+            engine.add(request(REST, f"r{i}", base_prompt=ref, max_tokens=2))
+        visits.append(count_visits(engine.stats))
+    retire(engine, ref)
+    visits.append(count_visits(engine._base_prompts.outcomes))
+
+    few, many, retiring = visits
+    (prompt,) = engine.stats().base_prompts
+
+    assert prompt.num_users == 400
+    assert max(many, retiring) <= few
 
 
 def test_a_version_that_is_being_retired_is_not_published_again(engine: LLMEngine) -> None:
