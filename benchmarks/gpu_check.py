@@ -1,7 +1,7 @@
 """Checks and times everything that runs on a GPU: one command, ten minutes at most.
 
     python benchmarks/gpu_check.py [--json FILE] [--only GROUP …] [--budget SECONDS]
-    python benchmarks/gpu_check.py --only steps     a second run: what is not in the first
+    python benchmarks/gpu_check.py --only steps sweep sanitizer      a second run: the rest
     python benchmarks/gpu_check.py --interpret      every group on tiny shapes, without a GPU
 
 Run from a checkout; nothing of it needs to be installed. Kernels need PyTorch and Triton alone; the
@@ -83,6 +83,7 @@ def _options() -> argparse.Namespace:
         action="store_true",
         help="run every group on tiny shapes in Triton's interpreter, without a GPU",
     )
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=GROUPS, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -152,7 +153,9 @@ def _child(options: argparse.Namespace) -> int:
         import support.kernels.triton_interpreter  # noqa: F401, PLC0415 - before anything imports Triton
     from gpu.child import run  # noqa: PLC0415
 
-    return run(options.child, Records(options.json), options.interpret, options.deadline)
+    device = "cuda" if options.tiny else None  # tiny shapes, but not in the interpreter
+    is_tiny = options.interpret or options.tiny
+    return run(options.child, Records(options.json), is_tiny, options.deadline, device)
 
 
 if __name__ == "__main__":

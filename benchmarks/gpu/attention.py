@@ -128,8 +128,11 @@ class Paged:
         return torch.cat([head, tail])
 
     def ours_ends(self) -> Tensor:
+        return self.ends(self.ours())
+
+    def ends(self, out: Tensor) -> Tensor:
+        """The rows that `expected_ends` has, of the result for all queries."""
         n = min(_CHECKED_ROWS, len(self.query))
-        out = self.ours()
         return torch.cat([out[:n], out[-n:]])
 
 
@@ -200,7 +203,13 @@ def _timed_decodes(machine: Machine) -> Iterator[Case]:
 def _timed_decode(shape: Shape, goal: Goal, machine: Machine) -> Case:
     paged = Paged.make(shape, machine.device)
     name = f"decode {len(shape.lengths)} x {shape.lengths[0]}, {_layout(shape)}"
-    timed = Timed(paged.ours, _bytes(shape), _flops(shape), goal=goal, peers=_peers(shape, machine))
+    timed = Timed(
+        paged.ours,
+        attention_bytes(shape),
+        attention_flops(shape),
+        goal=goal,
+        peers=_peers(shape, machine),
+    )
     return Case(name, paged.ours, paged.expected, FLOORS[shape.dtype], timed)
 
 
@@ -229,7 +238,9 @@ def _prefill(shape: Shape, goal: Goal, machine: Machine) -> Case:
     timed = None
     if not machine.interpreted:
         peers = _peers(shape, machine)
-        timed = Timed(paged.ours, _bytes(shape), _flops(shape), goal=goal, peers=peers)
+        timed = Timed(
+            paged.ours, attention_bytes(shape), attention_flops(shape), goal=goal, peers=peers
+        )
     return Case(name, paged.ours_ends, paged.expected_ends, FLOORS[shape.dtype], timed)
 
 
@@ -239,12 +250,12 @@ def _layout(shape: Shape) -> str:
     return f"{heads}, blocks of {shape.block}, {_short(shape.dtype)}{window}"
 
 
-def _bytes(shape: Shape) -> float:
+def attention_bytes(shape: Shape) -> float:
     cached = shape.touched * shape.kv_heads * (shape.dim + (shape.value_dim or shape.dim))
     return (cached + 2 * sum(shape.queries) * shape.heads * shape.dim) * shape.dtype.itemsize
 
 
-def _flops(shape: Shape) -> float:
+def attention_flops(shape: Shape) -> float:
     return 2 * shape.seen * shape.heads * (shape.dim + (shape.value_dim or shape.dim))
 
 

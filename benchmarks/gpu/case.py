@@ -25,7 +25,7 @@ class Ceilings:
 class Machine:
     device: torch.device
     ceilings: Ceilings | None  # None: not measured
-    interpreted: bool  # Triton's interpreter on a CPU: tiny shapes, nothing is timed
+    interpreted: bool  # tiny shapes, and nothing is timed: as in Triton's interpreter
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Case:
     expected: Callable[[], Tensor]
     floor: float  # bound of the relative L2 error; 0: equal bit by bit
     timed: Timed | None = None
+    may_not_fit: bool = False  # too large for some GPUs, which is recorded and is no fault
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,30 @@ from gpu.groups import make_cases
 from gpu.judge import judge
 from gpu.record import Records
 from gpu.timing import Unrecordable, twice
+from triton.runtime.errors import OutOfResources
 
 BROKEN = 3  # exit status: the GPU is of no more use to this process; another one can go on
 HOT = 120e6  # bytes: fewer lie in the largest cache, and are not read from memory again
 _TIME_IS_UP = "time is up"
 
 
-def run(group: str, records: Records, interpreted: bool, seconds: float) -> int:
+def run(
+    group: str, records: Records, interpreted: bool, seconds: float, device: str | None = None
+) -> int:
     """Records every case of a group behind those that are recorded; none begins when so many
     seconds have passed.
 
+    Args:
+        interpreted: with tiny shapes, nothing being timed.
+        device: None: the CPU where `interpreted`, else the GPU.
+
     Returns:
-        the status to exit with.
+        The status to exit with.
     """
     end = time.monotonic() + seconds
     torch.manual_seed(0)
-    machine = Machine(
-        torch.device("cpu" if interpreted else "cuda"), _measured(records), interpreted
-    )
+    device = device or ("cpu" if interpreted else "cuda")
+    machine = Machine(torch.device(device), _measured(records), interpreted)
     done = sum(record["group"] == group for record in records.all())
     try:
         with torch.inference_mode():
@@ -65,6 +71,8 @@ def _outcome(case: Case, ceilings: Ceilings | None) -> dict[str, Any]:
         if case.timed is not None and ceilings is not None:
             facts |= _time(case.timed, ceilings)
     except Exception as error:  # Triton's own errors derive from nothing else
+        if case.may_not_fit and isinstance(error, OutOfResources):
+            return {"why": _first_line(error)}
         facts = {"ok": False, "why": _first_line(error), "trace": _trace()}
         facts["is_broken"] = is_fatal(error)
     return facts | {"wall": round(time.perf_counter() - start, 2)}

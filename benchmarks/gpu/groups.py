@@ -35,6 +35,8 @@ GROUPS = {
     "robust": Group("gpu.robust", 30),
     "engine": Group("gpu.engine", 180, needs=_OF_ENGINE),
     "steps": Group("gpu.steps", 240, needs=_OF_ENGINE, is_default=False),
+    "sweep": Group("gpu.sweep", 90, is_default=False),
+    "sanitizer": Group("gpu.sanitizer", 180, is_default=False),
 }
 
 

@@ -67,16 +67,16 @@ class Adapted:
         self.out = torch.zeros(len(slots), sum(site.widths), **options)
 
     def ours(self) -> Tensor:
-        """[rows + canaries, width]: deltas on zeros, in a block of ones with NaN below it."""
-        return self._add(lambda out: ours.add_lora(out, self.x, self.table, self.batch))
+        return self.added(lambda out: ours.add_lora(out, self.x, self.table, self.batch))
 
     def expected(self) -> Tensor:
         table = naive.LoRATable(len(self.ranks))
         for slot, operand in enumerate(self.operands):
             table.set(slot, operand)
-        return self._add(lambda out: naive.add_lora(out, self.x, table, self.batch))
+        return self.added(lambda out: naive.add_lora(out, self.x, table, self.batch))
 
-    def _add(self, add: Callable[[Tensor], None]) -> Tensor:
+    def added(self, add: Callable[[Tensor], None]) -> Tensor:
+        """[rows + canaries, width]: deltas on zeros; base rows and canaries are ones."""
         whole = torch.ones(len(self.x) + 2 * _CANARY, sum(self.site.widths)).to(self.out)
         middle = whole[_CANARY:-_CANARY]
         middle[(self.batch.token_slots >= 0).to(whole.device)] = 0

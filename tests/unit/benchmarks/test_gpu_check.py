@@ -179,6 +179,30 @@ def test_a_case_that_breaks_the_gpu_is_left_and_the_next_process_goes_on_behind_
     ]
 
 
+@pytest.mark.parametrize(("may_not_fit", "ok"), [(True, None), (False, False)])
+def test_a_tile_too_large_for_the_gpu_is_a_fault_only_where_it_is_in_use(
+    gpu: SimpleNamespace,
+    child: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    may_not_fit: bool,
+    ok: bool | None,
+) -> None:
+    def too_large() -> torch.Tensor:
+        raise OutOfResources(200_000, 100_000, "shared memory")
+
+    case = gpu.Case("large", too_large, EXPECTED.clone, 0.0, may_not_fit=may_not_fit)
+    monkeypatch.setattr(child, "make_cases", lambda *_: iter([case]))
+    records = gpu.Records(tmp_path / "out.json")
+    records.write({"records": []})
+
+    child.run("g", records, True, 60.0)
+
+    (record,) = records.all()
+    assert record.get("ok") is ok
+    assert "shared memory" in record["why"]
+
+
 def test_a_group_that_breaks_off_while_cases_are_made_is_recorded_with_its_trace(
     gpu: SimpleNamespace, child: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,4 +258,4 @@ def test_everything_runs_on_tiny_shapes_without_a_gpu(tmp_path: Path) -> None:
     groups = {record["group"] for record in records if record.get("ok")}
     assert status == 0
     expected = {"decode", "prefill", "lora", "cache", "rows", "robust", "engine", "offload"}
-    assert groups == expected | {"steps"}
+    assert groups == expected | {"steps", "sweep", "sanitizer"}
