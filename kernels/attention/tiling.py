@@ -28,8 +28,8 @@ class _Loop:
 
 # (head dim, bytes of a number) up to which a line holds: most rows of a tile, then the loops of few
 # rows, which wait for memory, and of most rows, which wait for products. Between the two there is
-# nothing, so that few binaries serve all batches. None spills, and any GPU from sm_80 on has the
-# shared memory.
+# nothing, so that few binaries serve all batches. None spills more than a few registers
+# (`benchmarks/aot_check.py`), and any GPU from sm_80 on has the shared memory.
 _SIZES = {
     (64, 2): (128, _Loop(128, 4, 3, 8), _Loop(64, 8, 2, 4)),
     (128, 2): (64, _Loop(64, 4, 3, 8), _Loop(64, 4, 3, 4)),
