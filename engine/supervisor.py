@@ -125,9 +125,10 @@ class EngineSupervisor:
         """One engine's life: its exit status, and why it refused to start if it did."""
         fork_server = await self._living_fork_server()
         assert fork_server.stdin is not None
-        with contextlib.suppress(ConnectionError):  # its end is noticed below
-            fork_server.stdin.write(START)
-            await fork_server.stdin.drain()
+        if not fork_server.stdin.is_closing():  # if it has ended, that is noticed below
+            with contextlib.suppress(ConnectionError):
+                fork_server.stdin.write(START)
+                await fork_server.stdin.drain()
         self._detector = HangDetector(self._limits, TICK_SECONDS)
         watching = asyncio.create_task(self._watch(fork_server))
         life = asyncio.create_task(self._read_reports(fork_server))

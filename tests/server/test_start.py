@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.server import LORAPLEX, Server, running_server
 
@@ -244,3 +247,20 @@ def test_capacity_is_told_without_a_server(model_folder: Path) -> None:
 
     assert done.returncode == 0
     assert "bytes per token" in done.stdout
+
+
+def test_a_stop_of_the_whole_process_group_during_the_start_leaves_nothing(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    command = [LORAPLEX, "serve", f"--model={model_folder}", "--port=0"]
+    environment = os.environ | {"LORAPLEX_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, env=environment, start_new_session=True, text=True
+    ) as server:
+        while not (children := psutil.Process(server.pid).children()):
+            time.sleep(0.01)
+        os.killpg(server.pid, signal.SIGTERM)
+        _, log = server.communicate(timeout=60)
+
+    assert (server.returncode, "Traceback" in log) == (0, False)
+    assert not any(child.is_running() for child in children)
