@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from support.engine import fake_engine
 
 from loraplex.adapters.manifest import Activation, AdapterRef, Folder
 from loraplex.engine.protocol import (
@@ -17,7 +18,6 @@ from loraplex.engine.protocol import (
     BlockRun,
     BlockState,
     Command,
-    EngineInfo,
     EngineStats,
     Event,
     FailureCode,
@@ -102,21 +102,7 @@ EVENTS: list[Event] = [
     ),
     BlockMap(request_id="r", owners=["", "t"], runs=[BlockRun(1, BlockState.SHARED, 2, 5)]),
     StartProgress("Loading weights", 1, 4),
-    EngineInfo(
-        model="llama",
-        model_revision="1",
-        tokenizer_path="folder",
-        max_model_len=128,
-        max_num_seqs=4,
-        vocab_size=100,
-        eos_token_ids=[1],
-        num_blocks=8,
-        block_size=16,
-        device="cpu",
-        dtype="float32",
-        recorded_steps="none",
-        pid=1,
-    ),
+    fake_engine.INFO,
 ]
 
 
