@@ -13,11 +13,8 @@ from loraplex.adapters.errors import (
     AdapterRejected,
     shown,
 )
-from loraplex.adapters.eviction import EvictionPolicy
 from loraplex.adapters.frontier import frontier
-from loraplex.adapters.host_cache import HostCache
 from loraplex.adapters.injection import LoRASites
-from loraplex.adapters.loader import AdapterLoader
 from loraplex.adapters.manifest import (
     Activation,
     AdapterLoad,
@@ -25,9 +22,12 @@ from loraplex.adapters.manifest import (
     AdapterRef,
     AdapterStats,
 )
-from loraplex.adapters.pool import AdapterPool
 from loraplex.adapters.reader import AdapterReader, ReadAdapter
 from loraplex.adapters.registration import RegisteredAdapter, StoredCopy
+from loraplex.adapters.residency.eviction import EvictionPolicy
+from loraplex.adapters.residency.host_cache import HostCache
+from loraplex.adapters.residency.loader import AdapterLoader
+from loraplex.adapters.residency.pool import AdapterPool
 from loraplex.adapters.trial import trial_faults
 from loraplex.adapters.weights import LoRAWeights
 

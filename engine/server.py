@@ -21,9 +21,9 @@ import msgspec
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import INTERNAL_ERROR, RequestRejected, StartRefused
-from loraplex.engine.fork_server import fork_engines
-from loraplex.engine.heartbeat import Heartbeat, Phase
-from loraplex.engine.libraries import import_engine
+from loraplex.engine.process.fork_server import fork_engines
+from loraplex.engine.process.heartbeat import Heartbeat, Phase
+from loraplex.engine.process.libraries import import_engine
 from loraplex.engine.protocol import (
     Command,
     EngineCommand,

@@ -13,9 +13,9 @@ import msgspec
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig, HangLimits
 from loraplex.engine.errors import StartRefused
-from loraplex.engine.fork_server import START
-from loraplex.engine.hang_detector import HangDetector
-from loraplex.engine.heartbeat import Beat, Ended, Refusal, Report, Started
+from loraplex.engine.process.fork_server import START
+from loraplex.engine.process.hang_detector import HangDetector
+from loraplex.engine.process.heartbeat import Beat, Ended, Refusal, Report, Started
 
 ENGINE_COMMAND = (
     "env",

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from loraplex.adapters.targets import catalogue_of
 from loraplex.engine.config import DEVICES, DTYPES, EngineConfig, defaults
 from loraplex.engine.errors import StartRefused
-from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
-from loraplex.engine.kv.layer_state import SlidingWindow
+from loraplex.engine.kv.storage.groups import KVGroup, KVLayer, group_layers
+from loraplex.engine.kv.storage.layer_state import SlidingWindow
 from loraplex.engine.model.loader import (
     choose_device,
     choose_dtype,

@@ -18,9 +18,9 @@ from loraplex.engine.build.self_check import check_forward
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused, UnsupportedModel
 from loraplex.engine.kv.budgets import OPERATOR
-from loraplex.engine.kv.groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.recompute_cost import RecomputeCost
+from loraplex.engine.kv.storage.groups import KVGroup, choose_group_size, group_layers
 from loraplex.engine.model.checkpoint import first_line
 from loraplex.engine.model.feed_forward import replace_feed_forward
 from loraplex.engine.model.loader import LoadedModel, load_model

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-from loraplex.adapters.eviction import CostAwareEviction, EvictionPolicy, LRUEviction
+from loraplex.adapters.residency.eviction import CostAwareEviction, EvictionPolicy, LRUEviction
 from loraplex.engine.build.numerics import numerics_of
 from loraplex.engine.build.offload import Offload, build_offload
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.kv.block_pool import BlockPool
-from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import BlockKeyScope
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.metering import Metering
 from loraplex.engine.kv.recompute_cost import RecomputeCost, cost_per_token
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.model.loader import LoadedModel
 from loraplex.engine.model.probe import AttentionProbe
 from loraplex.engine.worker.attention import AttentionContext, install_attention

@@ -11,13 +11,13 @@ import torch
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ConfigRefused
 from loraplex.engine.kv.keys import BlockKeyScope
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.metering import Metering
 from loraplex.engine.kv.offload.costs import OffloadCosts
 from loraplex.engine.kv.offload.disk_tier import DiskTier
 from loraplex.engine.kv.offload.manager import OffloadManager
 from loraplex.engine.kv.offload.segment import OffloadIdentity
 from loraplex.engine.kv.recompute_cost import RecomputeCost
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.kv.tiers import LowerTiers, Transfers
 from loraplex.engine.step import BlockMoves
 from loraplex.engine.worker.host_arena import HostArena

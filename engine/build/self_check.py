@@ -3,8 +3,8 @@
 import torch
 
 from loraplex.adapters.layers import LoRAContext
-from loraplex.engine.kv.groups import group_layers
-from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.storage.groups import group_layers
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.model.loader import LoadedModel
 from loraplex.engine.model.probe import AttentionProbe
 from loraplex.engine.model.reference import NUM_SEQUENCES, ReferenceLogits

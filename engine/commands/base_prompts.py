@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.budgets import OPERATOR
-from loraplex.engine.kv.groups import blocks_at_peak
 from loraplex.engine.kv.pinned_prompts import PinnedPrompt
+from loraplex.engine.kv.storage.groups import blocks_at_peak
 from loraplex.engine.model_limits import ModelLimits
 from loraplex.engine.protocol import (
     BasePromptInfo,

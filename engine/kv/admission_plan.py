@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from loraplex.engine.kv.block_pool import NULL_BLOCK_ID
 from loraplex.engine.kv.demand import BlockDemand
 from loraplex.engine.kv.keys import PrefixKeys
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.prefix_lookup import CachedPrefix, PrefixLookup
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.kv.tiers import LowerTiers
 from loraplex.engine.sequence import Sequence
 

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from loraplex.adapters.eviction import UNUSED, EvictionPolicy, LRUEviction, PastScores
+from loraplex.adapters.residency.eviction import UNUSED, EvictionPolicy, LRUEviction, PastScores
 from loraplex.engine.kv.budgets import OPERATOR, Account, Budgets
 from loraplex.engine.kv.eviction_queue import IdleBlocks
 from loraplex.engine.kv.metering import EvictionCause, Metering

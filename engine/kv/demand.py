@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Counts
 
 from loraplex.engine.kv.budgets import Budgets
-from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.sequence import Sequence
 
 OPTIMISM = 2  # preemptions after which a sequence runs only with all that it may ever need

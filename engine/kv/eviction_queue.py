@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from loraplex.adapters.eviction import EvictionOrder
+from loraplex.adapters.residency.eviction import EvictionOrder
 from loraplex.engine.kv.budgets import Account
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 
-from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.storage.groups import KVGroup
 from loraplex.engine.sequence import Sequence
 
 BASE = b"base"  # the effective adapter of a block that no adapter has acted on

@@ -10,9 +10,9 @@ from loraplex.engine.kv.block_pool import NULL_BLOCK_ID, BlockPool, KVCacheBlock
 from loraplex.engine.kv.block_table import BlockTable
 from loraplex.engine.kv.demand import BlockDemand
 from loraplex.engine.kv.keys import BlockKeyScope, PrefixKeys, tokens_of
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.pinned_prompts import PinnedPrompt, PinnedPrompts
 from loraplex.engine.kv.prefix_lookup import CachedPrefix, Fetch, PrefixLookup
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.kv.tiers import LowerTiers
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.step import BlockCopy

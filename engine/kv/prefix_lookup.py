@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from loraplex.engine.kv.block_pool import BlockPool, KVCacheBlock
-from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import PrefixKeys, tokens_of
 from loraplex.engine.kv.pinned_prompts import PinnedPrompt, PinnedPrompts
+from loraplex.engine.kv.storage.groups import KVGroup
 from loraplex.engine.kv.tiers import BlockKey, HostBlock, TierBlock
 from loraplex.engine.sequence import Sequence
 

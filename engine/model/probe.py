@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from loraplex.engine.errors import UnsupportedModel
-from loraplex.engine.kv.groups import KVLayer
-from loraplex.engine.kv.layer_state import attention_state
+from loraplex.engine.kv.storage.groups import KVLayer
+from loraplex.engine.kv.storage.layer_state import attention_state
 from loraplex.engine.model.masks import MaskProbe
 from loraplex.engine.model.reference import ReferenceLogits, dry_forward
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loraplex.engine.kv.groups import KVGroup, KVLayer
+from loraplex.engine.kv.storage.groups import KVGroup, KVLayer
 from loraplex.engine.model.probe import HOOK, AttentionProbe
 from loraplex.engine.worker.kv_cache import KVCache
 from loraplex.kernels.attention.spans import QuerySpans

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loraplex.engine.kv.format import KVFormat
-from loraplex.engine.kv.groups import KVGroup, KVLayer, group_size
-from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.storage.format import KVFormat
+from loraplex.engine.kv.storage.groups import KVGroup, KVLayer, group_size
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.step import BlockCopy
 from loraplex.kernels.dispatch import NAIVE
 from loraplex.kernels.kernel_set import Kernels

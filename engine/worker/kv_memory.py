@@ -8,8 +8,8 @@ import torch
 
 from loraplex.adapters.manifest import MAX_RANK
 from loraplex.engine.errors import ConfigRefused
-from loraplex.engine.kv.format import KVFormat
-from loraplex.engine.kv.groups import KVGroup, KVLayer, blocks_at_peak
+from loraplex.engine.kv.storage.format import KVFormat
+from loraplex.engine.kv.storage.groups import KVGroup, KVLayer, blocks_at_peak
 from loraplex.engine.worker.kv_cache import numbers_per_block
 
 CPU_SHARE = 0.5  # of the memory that is free once the model is loaded

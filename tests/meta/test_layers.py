@@ -105,7 +105,7 @@ ORDER = (  # inside the engine; a room may import those before it, and the windo
     | {"build": 6, "llm_engine": 7}
 )
 DEVICE_ORDER = {"step": 0, "kv": 1, "model": 2, "worker": 3, "build": 4}
-TORCH_FREE = ("engine/text", "engine/kv", "engine/scheduling", "engine/commands")
+TORCH_FREE = ("engine/text", "engine/kv", "engine/scheduling", "engine/commands", "engine/process")
 
 
 def room_of(name: str) -> str:

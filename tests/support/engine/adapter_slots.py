@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from loraplex.adapters.manifest import AdapterLoad, AdapterRef
-from loraplex.adapters.pool import AdapterPool
+from loraplex.adapters.residency.pool import AdapterPool
 
 
 class NamedSlots:

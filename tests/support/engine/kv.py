@@ -8,11 +8,11 @@ from support.models.word_tokenizer import word_tokenizer
 
 from loraplex.adapters.manifest import AdapterRef
 from loraplex.engine.kv.block_pool import BlockPool
-from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.keys import BlockKeyScope
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.protocol import GenerateRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence

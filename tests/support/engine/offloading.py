@@ -10,7 +10,6 @@ from support.engine.scheduling import SchedulerHarness, Setup
 from support.models.toy_model import ToyModel, toy_cells
 
 from loraplex.engine.kv.block_pool import BlockPool
-from loraplex.engine.kv.layout import KVLayout
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.metering import Metering
 from loraplex.engine.kv.offload.costs import OffloadCosts
@@ -18,6 +17,7 @@ from loraplex.engine.kv.offload.disk_tier import DiskTier
 from loraplex.engine.kv.offload.manager import OffloadManager
 from loraplex.engine.kv.offload.segment import OffloadIdentity
 from loraplex.engine.kv.recompute_cost import RecomputeCost
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.worker.host_arena import HostArena
 from loraplex.engine.worker.kv_cache import BlockStorage
 from loraplex.engine.worker.transfers import HostTransfers

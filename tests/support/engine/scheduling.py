@@ -11,9 +11,9 @@ from support.models.toy_model import ToyModel
 from support.models.word_tokenizer import EOS
 
 from loraplex.engine.kv.block_pool import KVCacheBlock
-from loraplex.engine.kv.groups import KVGroup
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.protocol import (
     BasePromptRef,
     FinishReason,

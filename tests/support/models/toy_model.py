@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from support.engine.adapter_slots import NamedSlots
 from support.models.word_tokenizer import VOCAB_SIZE
 
-from loraplex.engine.kv.groups import KVGroup
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.storage.groups import KVGroup
 from loraplex.engine.kv.tiers import Transfers
 from loraplex.engine.sequence import Output, Sequence
 from loraplex.engine.step import StepInput, StepOutput

@@ -27,8 +27,8 @@ from support.models.toy_adapters import FRONTIERS, TENANTS
 from loraplex.adapters.manifest import Activation, AdapterRef, Folder
 from loraplex.engine.errors import RequestRejected
 from loraplex.engine.kv.budgets import OPERATOR
-from loraplex.engine.kv.groups import KVGroup
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.protocol import (
     BasePromptRef,
     FailureCode,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from loraplex.engine.heartbeat import Heartbeat
+from loraplex.engine.process.heartbeat import Heartbeat
 from loraplex.engine.protocol import AbortRequest
 from loraplex.engine.server import COMMAND_SECONDS, EngineServer
 from loraplex.engine.server_socket import ServerSocket

@@ -322,7 +322,8 @@ async def test_an_engine_that_cannot_be_forked_is_started_anew_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
-        "import sys; from loraplex.engine import fork_server; fork_server.CAN_FORK = False; "
+        "import sys; from loraplex.engine.process import fork_server; "
+        "fork_server.CAN_FORK = False; "
         "from support.engine import fake_engine; sys.exit(fake_engine.main())"
     )
     monkeypatch.setattr(sys.modules[__name__], "COMMAND", (sys.executable, "-c", program))

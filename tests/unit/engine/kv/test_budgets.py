@@ -3,7 +3,7 @@
 import pytest
 from support.clocks import FakeClock
 
-from loraplex.adapters.eviction import CostAwareEviction
+from loraplex.adapters.residency.eviction import CostAwareEviction
 from loraplex.engine.kv.block_pool import BlockPool
 from loraplex.engine.kv.budgets import OPERATOR, Budgets
 from loraplex.engine.kv.metering import EvictionCause

@@ -5,8 +5,8 @@ from support.engine.kv import FULL, FULL_AND_SLIDING, admit, compute, kv_manager
 from support.engine.shadow_cache import ShadowCache
 from support.instructions import count_lines
 
-from loraplex.engine.kv.groups import KVGroup
-from loraplex.engine.kv.layer_state import SlidingWindow
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layer_state import SlidingWindow
 
 BLOCK = 4
 

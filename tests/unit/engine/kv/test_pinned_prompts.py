@@ -4,10 +4,10 @@ import pytest
 from support.engine.kv import admit, compute, kv_manager, run_through, sequence_of
 
 from loraplex.engine.kv.budgets import OPERATOR
-from loraplex.engine.kv.groups import KVGroup
-from loraplex.engine.kv.layer_state import FullAttention
 from loraplex.engine.kv.manager import KVCacheManager
 from loraplex.engine.kv.pinned_prompts import PinnedPrompt
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layer_state import FullAttention
 from loraplex.engine.protocol import BasePromptRef
 from loraplex.engine.sequence import Sequence
 

@@ -8,9 +8,9 @@ import pytest
 from support.engine.kv import FULL, SCOPE, admit, compute, kv_manager, run_through, sequence_of
 
 from loraplex.engine.kv.block_pool import BlockPool
-from loraplex.engine.kv.groups import KVGroup
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.kv.manager import KVCacheManager
+from loraplex.engine.kv.storage.groups import KVGroup
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow
 
 BLOCK = 4
 PROMPT = list(range(1, 14))  # three blocks and a token

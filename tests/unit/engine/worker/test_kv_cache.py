@@ -3,9 +3,9 @@
 import torch
 from support.engine.kv import MAX_MODEL_LEN, admit, compute, kv_manager, sequence_of
 
-from loraplex.engine.kv.groups import KVLayer, group_layers
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
-from loraplex.engine.kv.layout import KVLayout
+from loraplex.engine.kv.storage.groups import KVLayer, group_layers
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.kv.storage.layout import KVLayout
 from loraplex.engine.step import BlockCopy
 from loraplex.engine.worker.kv_cache import KVCache, kv_format_of, numbers_per_block
 

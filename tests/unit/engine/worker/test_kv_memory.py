@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.engine.errors import ConfigRefused
-from loraplex.engine.kv.groups import KVGroup, KVLayer, group_layers
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow
+from loraplex.engine.kv.storage.groups import KVGroup, KVLayer, group_layers
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow
 from loraplex.engine.worker.kv_cache import kv_format_of
 from loraplex.engine.worker.kv_memory import KVMemory, default_adapter_memory, free_memory, readable
 

@@ -1,6 +1,11 @@
 """AdapterPool: device slots and bytes, shared by more adapters than fit."""
 
-from loraplex.adapters.eviction import EvictionOrder, EvictionPolicy, LRUEviction, PastScores
+from loraplex.adapters.residency.eviction import (
+    EvictionOrder,
+    EvictionPolicy,
+    LRUEviction,
+    PastScores,
+)
 
 MIN_SECONDS = 1e-6  # no load is free
 PAST_PER_SLOT = 64  # evicted adapters whose scores are kept, for each slot

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.clocks import FakeClock
 
-from loraplex.adapters.eviction import CostAwareEviction
-from loraplex.adapters.pool import AdapterPool
+from loraplex.adapters.residency.eviction import CostAwareEviction
+from loraplex.adapters.residency.pool import AdapterPool
 
 KEYS = "abcde"
 BYTES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8}

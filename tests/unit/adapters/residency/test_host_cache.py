@@ -1,6 +1,6 @@
 """HostCache: a budget of bytes, least recently used out first."""
 
-from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.residency.host_cache import HostCache
 from loraplex.adapters.weights import LoRAWeights
 
 

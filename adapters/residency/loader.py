@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from loraplex.adapters.errors import AdapterError, AdapterUnavailable
-from loraplex.adapters.host_cache import HostCache
+from loraplex.adapters.residency.host_cache import HostCache
 from loraplex.adapters.weights import LoRAWeights
 
 _RETRY_SECONDS = 1.0

@@ -1,8 +1,8 @@
 """A KV format names its numbers and their places, and knows what they cost."""
 
-from loraplex.engine.kv.format import KVFormat
-from loraplex.engine.kv.groups import KVLayer
-from loraplex.engine.kv.layer_state import FullAttention
+from loraplex.engine.kv.storage.format import KVFormat
+from loraplex.engine.kv.storage.groups import KVLayer
+from loraplex.engine.kv.storage.layer_state import FullAttention
 
 LAYER = KVLayer(0, num_kv_heads=2, key_dim=8, value_dim=4, state=FullAttention())
 

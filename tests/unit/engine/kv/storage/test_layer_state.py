@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine.kv.layer_state import (
+from loraplex.engine.kv.storage.layer_state import (
     FullAttention,
     LayerState,
     SlidingWindow,

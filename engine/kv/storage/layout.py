@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from loraplex.engine.kv.groups import KVGroup
+from loraplex.engine.kv.storage.groups import KVGroup
 
 
 @dataclass(frozen=True)

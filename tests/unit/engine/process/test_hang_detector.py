@@ -3,8 +3,8 @@
 import pytest
 
 from loraplex.engine.config import HangLimits
-from loraplex.engine.hang_detector import HangDetector
-from loraplex.engine.heartbeat import Beat, Phase
+from loraplex.engine.process.hang_detector import HangDetector
+from loraplex.engine.process.heartbeat import Beat, Phase
 
 LIMITS = HangLimits(hang_timeout=10, step_timeout=100)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from loraplex.engine.kv.groups import KVLayer
+from loraplex.engine.kv.storage.groups import KVLayer
 
 LAYOUT = "heads first, 1"  # to be raised with every change of where a number lies in a block
 

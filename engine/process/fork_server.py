@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from loraplex.engine.heartbeat import Ended, Started, write_report
+from loraplex.engine.process.heartbeat import Ended, Started, write_report
 
 START = b"start\n"  # what the supervisor writes whenever it wants an engine
 CAN_FORK = sys.platform == "linux"  # macOS breaks frameworks that are used after a fork

@@ -9,7 +9,9 @@ from support.models.architectures import ARCHITECTURES, write_checkpoint
 
 from loraplex.engine.supervisor import ENGINE_COMMAND
 
-IMPORT = "import sys; from loraplex.engine.libraries import import_engine; import_engine(); "
+IMPORT = (
+    "import sys; from loraplex.engine.process.libraries import import_engine; import_engine(); "
+)
 SERVE_ALL = """
 from pathlib import Path
 from support.engine.engines import make_engine, request, run_one

@@ -1,7 +1,7 @@
 """HangDetector: decides from its heartbeats whether an engine process hangs. Torch-free."""
 
 from loraplex.engine.config import HangLimits
-from loraplex.engine.heartbeat import Beat, Phase
+from loraplex.engine.process.heartbeat import Beat, Phase
 
 LEAST_DOUBT = 2.0  # seconds without progress that say nothing yet: the machine may be busy
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.engine.kv.groups import (
+from loraplex.engine.kv.storage.groups import (
     MAX_PADDING,
     KVGroup,
     KVLayer,
@@ -13,7 +13,7 @@ from loraplex.engine.kv.groups import (
     group_layers,
     group_size,
 )
-from loraplex.engine.kv.layer_state import FullAttention, SlidingWindow, attention_state
+from loraplex.engine.kv.storage.layer_state import FullAttention, SlidingWindow, attention_state
 
 
 def layers(windows: list[int | None]) -> list[KVLayer]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from loraplex.adapters.errors import AdapterUnavailable
-from loraplex.adapters.host_cache import HostCache
-from loraplex.adapters.loader import AdapterLoader
+from loraplex.adapters.residency.host_cache import HostCache
+from loraplex.adapters.residency.loader import AdapterLoader
 from loraplex.adapters.weights import LoRAWeights
 
 WEIGHTS = LoRAWeights({}, 8)

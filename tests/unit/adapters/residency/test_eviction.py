@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clocks import FakeClock
 
-from loraplex.adapters.eviction import (
+from loraplex.adapters.residency.eviction import (
     UNUSED,
     CostAwareEviction,
     EvictionOrder,

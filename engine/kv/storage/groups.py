@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loraplex.engine.kv.layer_state import LayerState
+from loraplex.engine.kv.storage.layer_state import LayerState
 
 MAX_PADDING = 0.10  # share of KV memory that equal group sizes may leave unused
 MIN_GAIN = 0.1  # share of the layers that adapters must share in addition to be worth more groups
