@@ -59,7 +59,7 @@ class SocketReader:
         self.look()
 
     def look(self) -> None:
-        """Must be called after each send: sending can consume the notification of an arrival."""
+        """Reads what has arrived; called after each send, which can consume the notification."""
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class EngineSupervisor:
 
     @property
     def is_responsive(self) -> bool:
-        """Whether there is an engine process and it has shown signs of life lately."""
+        """Returns whether there is an engine process that has shown signs of life lately."""
         return self.pid is not None and self._detector.is_responsive
 
     async def run(self) -> None:
@@ -122,7 +122,8 @@ class EngineSupervisor:
             await asyncio.sleep(self._policy.delay)
 
     async def _live(self) -> tuple[int, str]:
-        """One engine's life: its exit status, and why it refused to start if it did."""
+        """Runs one engine to its end; returns its exit status, and why it refused to start if it
+        did."""
         fork_server = await self._living_fork_server()
         assert fork_server.stdin is not None
         if not fork_server.stdin.is_closing():  # if it has ended, that is noticed below
@@ -152,7 +153,7 @@ class EngineSupervisor:
         return self._fork_server
 
     async def _drop_fork_server(self) -> None:
-        """Ends it with the engine that it may have: it has nothing to lose."""
+        """Kills the fork server, and with it the engine that it may have."""
         fork_server, self._fork_server = self._fork_server, None
         if fork_server is not None:
             _kill(fork_server)
@@ -192,7 +193,7 @@ class EngineSupervisor:
     async def _end(
         self, fork_server: asyncio.subprocess.Process, life: asyncio.Task[tuple[int, str]]
     ) -> None:
-        """Ends the engine, where it has not ended yet."""
+        """Ends the engine with notice, unless it has ended already."""
         if life.done():
             return
         self._signal(fork_server, signal.SIGTERM)
@@ -202,7 +203,7 @@ class EngineSupervisor:
             await life
 
     def _signal(self, fork_server: asyncio.subprocess.Process, number: signal.Signals) -> None:
-        """To the engine, or to the process that was about to fork it."""
+        """Sends a signal to the engine, or ends the process that was about to fork it."""
         if self.pid is None:
             _kill(fork_server)
             return

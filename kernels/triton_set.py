@@ -20,12 +20,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether Triton can: on a GPU, or in its interpreter on a CPU."""
+    """Returns whether Triton can run: on a GPU, or in its interpreter on a CPU."""
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
 
 
 def fault_of(device: torch.device) -> str | None:
-    """Why kernels do not run on a GPU, found out by running one; None: they do, or there is none.
+    """Returns why kernels do not run on a GPU, by running one; None: they do, or there is none.
 
     A compiler for C, which Triton needs to launch, may be missing, or the driver may be too old.
     """

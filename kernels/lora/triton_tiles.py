@@ -45,7 +45,7 @@ class LoRATiles:
 
 
 def _programs(batch: LoRABatch, rows: int, shares: int) -> int:
-    """So many that, with the programs of all `shares` of a tile, a GPU is filled once or twice.
+    """Returns so many programs that those of all `shares` of a tile fill a GPU once or twice.
 
     Each takes one tile after another. One for each tile that a batch of these shapes may need would
     be too many where few segments are in use: the others start for nothing.
@@ -71,7 +71,8 @@ _MANY_WIDE = LoRATiles(
 
 
 def tiles_for(num_rows: int, in_features: int, dtype: torch.dtype) -> LoRATiles:
-    """The tiles for so many rows. The cut over the inputs follows from their number alone."""
+    """Returns the tiles for so many rows. The cut over the inputs follows from their number
+    alone."""
     is_wide = dtype == torch.float32
     if num_rows > _FEW_ROWS:
         tiles = _MANY_WIDE if is_wide else _MANY

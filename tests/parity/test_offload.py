@@ -1,4 +1,4 @@
-"""A real model's answers are the same when its sequences give way, at any step or at all of them.
+"""A real model's answers are the same when its sequences are preempted, at any step or all.
 
 To the bit where their blocks leave and come back; as near as the order of sums allows where they
 are computed again.

@@ -4,7 +4,7 @@ from loraplex.engine.scheduling.scheduler import Scheduler
 
 
 def preempt_all(scheduler: Scheduler) -> None:
-    """Lets all that runs give way; what it has computed stays in the prefix cache."""
+    """Preempts every running sequence; what is computed stays in the prefix cache."""
     for sequence in list(scheduler.running):
         scheduler._preempt(sequence)
 

@@ -1,4 +1,4 @@
-"""A generation that gives way, at any of its steps or at all of them, says what it would have said.
+"""A generation that is preempted, at any or all of its steps, says what it would have said.
 
 Its blocks stay on the device meanwhile, leave for a lower tier, or are lost.
 """

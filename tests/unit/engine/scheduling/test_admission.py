@@ -1,4 +1,4 @@
-"""Who begins, who waits and who gives way, under ceilings and floors."""
+"""Which sequences are admitted, wait and are preempted, under ceilings and floors."""
 
 from collections import Counter
 from itertools import count
